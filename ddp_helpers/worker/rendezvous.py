@@ -1,0 +1,255 @@
+"""How ranks find each other: check MASTER_ADDR and MASTER_PORT, then meet in rank 0's store.
+
+Copy with environment.py and network.py.
+
+torch's own rendezvous waits for its whole timeout and then cannot say for whom. Here what can be
+checked is checked before waiting, and who has not come is named.
+Source: torch.distributed.TCPStore. Lesson: notebooks/01_processes_and_ranks.ipynb
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+try:
+    from . import network
+    from .environment import LaunchEnvironment, LaunchEnvironmentError
+except ImportError:  # copied next to a script
+    import network
+    from environment import LaunchEnvironment, LaunchEnvironmentError
+
+
+_ALL_HERE = "all here"
+
+
+class RendezvousError(RuntimeError):
+    """The ranks did not meet; the text says who was missing, where, and what to type."""
+
+
+def check_master(env: LaunchEnvironment) -> str | None:
+    """Refuse a master that cannot work, and return the interface that leads to it.
+
+    Raises LaunchEnvironmentError, without waiting, when MASTER_* is not set and the job spans
+    nodes, does not resolve, is loopback although the job spans nodes, is no address of rank 0's
+    node, or when its port is in use there.
+    """
+    if env.master_addr is None:
+        if env.one_node:
+            return network.interface_to("127.0.0.1")
+        raise LaunchEnvironmentError(_no_master(env))
+    try:
+        address = network.resolve(env.master_addr)
+    except OSError:
+        raise LaunchEnvironmentError(
+            f"MASTER_ADDR={env.master_addr} does not resolve on {socket.gethostname()}.\n"
+            f"Use an address of rank 0's node, or add the name to /etc/hosts on every node."
+        ) from None
+    interface = network.interface_to(address)
+    if network.is_loopback(address) and not env.one_node:
+        interface = _interface_beyond_loopback(env, address)
+    if env.rank == 0 and not _agent_serves_store(env):
+        _check_rank_0_can_listen(env, address)
+    return interface
+
+
+def _no_master(env: LaunchEnvironment) -> str:
+    add = {
+        "Open MPI": "With mpirun add: -x MASTER_ADDR=<first host> -x MASTER_PORT=29500",
+        "hydra": "With mpiexec add: -genv MASTER_ADDR <first host> -genv MASTER_PORT 29500",
+        "Slurm": "Before srun: export MASTER_ADDR=<first host> MASTER_PORT=29500",
+    }
+    return (
+        f"MASTER_ADDR and MASTER_PORT not set, and the job spans nodes"
+        f" ({env.local_world_size} of {env.world_size} ranks here).\n"
+        + add.get(
+            env.launcher, "In every process: export MASTER_ADDR=<first host> MASTER_PORT=29500"
+        )
+    )
+
+
+def _interface_beyond_loopback(env: LaunchEnvironment, address: str) -> str | None:
+    """Return the interface to the other nodes when MASTER_ADDR is loopback here; or refuse it.
+
+    A Debian host maps its own name to 127.0.1.1, and torchrun's agents have met already: there
+    the other nodes know the right address. localhost is right on no node but one.
+    """
+    own_name = env.master_addr in {socket.gethostname(), socket.getfqdn()} - {"localhost"}
+    # 127.0.0.2 and up are chosen on purpose: two "nodes" on the loopback of one machine.
+    deliberate = address.startswith("127.") and address not in ("127.0.0.1", "127.0.1.1")
+    if own_name or env.launcher == "torchrun":
+        return network.outward_interface() if own_name else network.interface_to(address)
+    if deliberate:
+        return network.interface_to(address)
+    raise LaunchEnvironmentError(
+        f"MASTER_ADDR={env.master_addr} is {address}, a loopback address, but the job spans nodes"
+        f" ({env.local_world_size} of {env.world_size} ranks here).\n"
+        f"Set MASTER_ADDR to an address of rank 0's node; this node has: {_own_addresses()}."
+    )
+
+
+def _check_rank_0_can_listen(env: LaunchEnvironment, address: str) -> None:
+    if not network.is_mine(address):
+        raise LaunchEnvironmentError(
+            f"MASTER_ADDR={env.master_addr} ({address}) is no address of {socket.gethostname()},"
+            f" where rank 0 runs.\nSet MASTER_ADDR to one of: {_own_addresses()}."
+        )
+    if not network.port_is_free(env.master_port):
+        owner = network.port_owner(env.master_port)
+        raise LaunchEnvironmentError(
+            f"MASTER_PORT={env.master_port} is in use on {socket.gethostname()}"
+            f"{f' by {owner}' if owner else ''}.\n"
+            f"Stop that process, or set another MASTER_PORT on every rank, such as"
+            f" {network.free_port()}."
+        )
+
+
+def _own_addresses() -> str:
+    addresses = [address for _, address in network.own_addresses()]
+    outside = [address for address in addresses if not network.is_loopback(address)]
+    return ", ".join(outside) or "none but loopback"
+
+
+def _agent_serves_store(env: LaunchEnvironment) -> bool:
+    """True when torchrun's agent, and not rank 0, listens on MASTER_PORT."""
+    return env.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
+    """Return a store that every rank of the job has reached.
+
+    Raises RendezvousError on every rank after timeout_s seconds, naming the missing ranks.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _wait_for_all(env, _connect(env, deadline), deadline)
+        except dist.DistNetworkError as error:
+            # A rank can reach the store of its previous group in the moment it closes: rank 0
+            # then opens a new one, and the others come again.
+            if env.rank == 0 or _left(deadline) == 0:
+                raise RendezvousError(
+                    f"rank {env.rank}: {str(error).splitlines()[0]}\n"
+                    "The connection to rank 0's store failed: look at the output of rank 0."
+                ) from error
+            time.sleep(0.05)
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)
+
+
+def _agreed_port(deadline: float) -> int:
+    try:
+        return network.read_meeting_port(_left(deadline))
+    except TimeoutError as error:
+        raise RendezvousError(f"{error}") from None
+
+
+def _connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
+    """Open the store's server on rank 0, or connect to it."""
+    server = env.rank == 0 and not _agent_serves_store(env)
+    address, port = env.master_addr, env.master_port
+    if address is None:
+        address = "127.0.0.1"
+        port = 0 if server else _agreed_port(deadline)
+    if not server and (reason := network.wait_for_listener(address, port, _left(deadline))):
+        raise RendezvousError(
+            f"rank {env.rank}: no store at {address}:{port}: {reason}.\n"
+            "Is rank 0 started on that node, and is the port open to this one?"
+        )
+    store = dist.TCPStore(
+        address,
+        port,
+        env.world_size,
+        is_master=server,
+        timeout=timedelta(seconds=max(_left(deadline), 0.1)),
+        wait_for_workers=False,  # _wait_for_all waits, and can say for whom
+        multi_tenant=True,
+    )
+    if env.master_addr is None and server:
+        network.write_meeting_port(store.port)
+    return store
+
+
+def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) -> dist.Store:
+    """Announce this rank, wait until rank 0 has seen all, and return the group's own store."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"ddp_helpers/{attempt}", store)
+    me = f"pid {os.getpid()} on {socket.gethostname()}"
+    group = store.add(f"groups of rank {env.rank}", 1)  # this process's first group, second, ...
+    if group == 1:
+        store.set(f"who is rank {env.rank}", me)
+    elif (other := store.get(f"who is rank {env.rank}").decode()) != me:
+        raise RendezvousError(
+            f"rank {env.rank} was started twice: {other}, and {me}.\n"
+            "Stop the older job, or give each job a MASTER_PORT of its own."
+        )
+    store = dist.PrefixStore(f"group {group}", store)
+    store.set(f"rank {env.rank}", f"{env.world_size} ({me})")
+    verdict = _count_ranks(env, store, deadline) if env.rank == 0 else _hear(env, store, deadline)
+    if verdict != _ALL_HERE:
+        raise RendezvousError(verdict)
+    return store
+
+
+def _count_ranks(env: LaunchEnvironment, store: dist.Store, deadline: float) -> str:
+    """On rank 0: wait for every rank, and tell all of them whether the group can start."""
+    verdict = _ALL_HERE
+    for rank in range(1, env.world_size):
+        if not _wait(store, [f"rank {rank}"], deadline):
+            verdict = _missing(env, store)
+            break
+        world_size, who = store.get(f"rank {rank}").decode().split(" ", 1)
+        if int(world_size) != env.world_size:
+            verdict = (
+                f"rank {rank} {who} was started with a world size of {world_size}, rank 0 with"
+                f" {env.world_size}.\nStart all ranks of a job with the same command."
+            )
+            break
+    if env.master_addr is None:
+        network.remove_meeting_port()
+    store.set("verdict", verdict)
+    if verdict != _ALL_HERE:  # let those who came hear it before the store closes with rank 0
+        heard = [f"rank {rank} heard" for rank in _here(env, store) if rank != 0]
+        _wait(store, heard, time.monotonic() + 1)
+    return verdict
+
+
+def _hear(env: LaunchEnvironment, store: dist.Store, deadline: float) -> str:
+    # Rank 0 speaks first when the deadline passes: it knows who came.
+    if not _wait(store, ["verdict"], deadline + 1):
+        return _missing(env, store)
+    verdict = store.get("verdict").decode()
+    if verdict != _ALL_HERE:
+        store.set(f"rank {env.rank} heard", "yes")
+    return verdict
+
+
+def _wait(store: dist.Store, keys: list[str], deadline: float) -> bool:
+    """Return True as soon as the store has all keys, False when the deadline passes first."""
+    # store.wait would print warnings of its own when the time is up.
+    began = time.monotonic()
+    while not store.check(keys):
+        now = time.monotonic()
+        if now > deadline:
+            return False
+        time.sleep(min(max((now - began) / 20, 0.001), 0.2))
+    return True
+
+
+def _here(env: LaunchEnvironment, store: dist.Store) -> list[int]:
+    return [rank for rank in range(env.world_size) if store.check([f"rank {rank}"])]
+
+
+def _missing(env: LaunchEnvironment, store: dist.Store) -> str:
+    here = _here(env, store)
+    missing = [str(rank) for rank in range(env.world_size) if rank not in here]
+    return (
+        f"{len(here)} of {env.world_size} ranks came in time; missing: rank {', '.join(missing)}.\n"
+        "Look at their output: they have not started, have failed, or wait elsewhere."
+    )

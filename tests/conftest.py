@@ -1,0 +1,104 @@
+"""Fixtures for all tests: a clean environment, and ranks started without a launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+if os.geteuid() == 0:  # Open MPI refuses root otherwise; engines and launchers inherit this
+    os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+
+@pytest.fixture(autouse=True)
+def environment_is_left_alone():
+    """Fail a test that leaves an environment variable changed behind."""
+    before = dict(os.environ)
+    yield
+    after = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    before.pop("PYTEST_CURRENT_TEST", None)
+    os.environ.update(before)
+    for name in set(after) - set(before):
+        del os.environ[name]
+    assert after == before
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How one rank ended: its exit status, what it printed, and after how many seconds."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def start_ranks(tmp_path: Path, free_port: int):
+    """Start one python process per entry of environments, together, and wait for all of them.
+
+    start_ranks(code, 2) exports RANK, WORLD_SIZE, ... for 2 ranks on this machine;
+    start_ranks(code, [{...}, {...}]) starts one process per mapping with just those variables.
+    """
+    running: list[subprocess.Popen] = []
+
+    def start(code: str, environments, *args: str, timeout_s: float = 120) -> list[Finished]:
+        if isinstance(environments, int):
+            environments = [
+                {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(environments),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(environments),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(free_port),
+                }
+                for rank in range(environments)
+            ]
+        script = tmp_path / f"ranks_{len(running)}.py"
+        script.write_text(code)
+        began = time.monotonic()
+        logs = []
+        for number, variables in enumerate(environments):
+            log = tmp_path / f"{script.stem}_{number}.log"
+            logs.append(log)
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, script, *args],
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+                    cwd=tmp_path,
+                    stdout=log.open("w"),
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        ended: dict[int, float] = {}
+        processes = running[-len(environments) :]
+        while len(ended) < len(processes) and time.monotonic() < began + timeout_s:
+            for number, process in enumerate(processes):
+                if number not in ended and process.poll() is not None:
+                    ended[number] = time.monotonic() - began
+            time.sleep(0.02)
+        late = [number for number in range(len(processes)) if number not in ended]
+        texts = [log.read_text() for log in logs]
+        assert not late, f"ranks {late} still ran after {timeout_s} s:\n" + "\n".join(texts)
+        return [
+            Finished(process.returncode, text, ended[number])
+            for number, (process, text) in enumerate(zip(processes, texts, strict=True))
+        ]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()

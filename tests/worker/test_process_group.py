@@ -1,0 +1,188 @@
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddp_helpers.worker.environment import LaunchEnvironment, LaunchEnvironmentError
+from ddp_helpers.worker.process_group import process_group
+from ddp_helpers.worker.rendezvous import RendezvousError, check_master
+
+launcher = pytest.mark.launcher
+
+ALL_REDUCE = """
+import sys, torch, torch.distributed as dist
+from ddp_helpers.worker.console import short_errors
+from ddp_helpers.worker.environment import detect
+from ddp_helpers.worker.process_group import process_group
+from ddp_helpers.worker.rendezvous import RendezvousError
+with short_errors(RendezvousError):
+    env = detect()
+    for group in range(int(sys.argv[1])):
+        with process_group(env, timeout_s=float(sys.argv[2])) as device:
+            total = torch.tensor([env.rank + 1.0], device=device)
+            dist.all_reduce(total)
+        print(f"group {group}: {total.item():g}")
+"""
+
+
+def by_hand(rank, world_size, port, **changes):
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **changes,
+    }
+
+
+def test_without_a_launcher_there_is_a_group_of_one_and_it_is_destroyed():
+    with process_group(LaunchEnvironment("python"), "gloo") as device:
+        assert dist.is_initialized()
+        total = torch.ones(1, device=device)
+        dist.all_reduce(total)
+        assert total.item() == 1
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("error", [ValueError("body"), SystemExit(3)])
+def test_the_group_is_destroyed_and_the_error_kept_when_the_body_raises(error):
+    with (
+        pytest.raises(type(error)) as caught,
+        process_group(LaunchEnvironment("python"), "gloo"),
+    ):
+        raise error
+    assert caught.value is error
+    assert not dist.is_initialized()
+
+
+def test_a_second_group_inside_the_first_is_refused():
+    with (
+        process_group(LaunchEnvironment("python"), "gloo"),
+        pytest.raises(RendezvousError, match="already has a process group"),
+        process_group(LaunchEnvironment("python"), "gloo"),
+    ):
+        pass
+    assert not dist.is_initialized()
+
+
+def test_an_interface_the_user_chose_is_kept_and_ours_is_taken_back(monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with process_group(LaunchEnvironment("python"), "gloo"):
+        assert os.environ["NCCL_SOCKET_IFNAME"] == "mine"
+        assert os.environ["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_nccl_without_cuda_says_so_at_once():
+    with (
+        pytest.raises(LaunchEnvironmentError, match="nccl needs a CUDA device.*use gloo"),
+        process_group(LaunchEnvironment("python"), "nccl"),
+    ):
+        pass
+
+
+def test_an_unknown_backend_is_refused():
+    with (
+        pytest.raises(LaunchEnvironmentError, match="'mpi', expected 'gloo' or 'nccl'"),
+        process_group(LaunchEnvironment("python"), "mpi"),
+    ):
+        pass
+
+
+TWO_NODES = {"world_size": 2, "local_world_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        pytest.param(
+            LaunchEnvironment("Open MPI", **TWO_NODES),
+            "-x MASTER_ADDR=<first host> -x MASTER_PORT=29500",
+            id="no master under mpirun",
+        ),
+        pytest.param(
+            LaunchEnvironment("hydra", **TWO_NODES),
+            "-genv MASTER_ADDR <first host>",
+            id="no master under hydra",
+        ),
+        pytest.param(
+            LaunchEnvironment("environment", 1, 2, 0, 1, None, "localhost", 29500),
+            "localhost is (127.0.0.1|::1), a loopback address, but the job spans nodes",
+            id="loopback master",
+        ),
+        pytest.param(
+            LaunchEnvironment("environment", 0, 2, 0, 1, None, "no-such-host.invalid", 29500),
+            "no-such-host.invalid does not resolve on",
+            id="a name that does not resolve",
+        ),
+        pytest.param(
+            LaunchEnvironment("environment", 0, 2, 0, 1, None, "203.0.113.7", 29500),
+            r"MASTER_ADDR=203.0.113.7 \(203.0.113.7\) is no address of .*\nSet MASTER_ADDR to one",
+            id="a master that is not rank 0's node",
+        ),
+    ],
+)
+def test_a_master_that_cannot_work_is_refused_before_waiting(env, message):
+    with pytest.raises(LaunchEnvironmentError, match=message) as caught:
+        check_master(env)
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_a_loopback_master_is_right_for_one_node():
+    env = LaunchEnvironment("environment", 1, 2, 1, 2, None, "localhost", 29500)
+    assert check_master(env) in ("lo", "lo0", None)
+
+
+def test_a_port_in_use_is_named_with_its_owner():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        env = LaunchEnvironment("environment", 0, 2, 0, 2, None, "127.0.0.1", port)
+        with pytest.raises(LaunchEnvironmentError, match=f"MASTER_PORT={port} is in use on .*"):
+            check_master(env)
+
+
+@launcher
+def test_groups_can_follow_each_other_on_one_port(start_ranks):
+    for finished in start_ranks(ALL_REDUCE, 3, "4", "30"):
+        assert finished.status == 0, finished.output
+        assert finished.output == "".join(f"group {group}: 6\n" for group in range(4))
+
+
+@launcher
+def test_a_rank_that_never_starts_is_named_on_every_other(start_ranks, free_port):
+    environments = [by_hand(rank, 3, free_port) for rank in (0, 2)]
+    for finished in start_ranks(ALL_REDUCE, environments, "1", "3"):
+        assert finished.status == 1
+        assert "2 of 3 ranks came in time; missing: rank 1." in finished.output
+        assert "Traceback" not in finished.output
+
+
+@launcher
+def test_without_rank_0_the_others_say_where_they_looked(start_ranks, free_port):
+    (finished,) = start_ranks(ALL_REDUCE, [by_hand(1, 2, free_port)], "1", "2")
+    assert finished.status == 1
+    assert f"rank 1: no store at 127.0.0.1:{free_port}: connection refused" in finished.output
+    assert "Is rank 0 started" in finished.output
+
+
+@launcher
+def test_a_rank_started_twice_is_named(start_ranks, free_port):
+    environments = [by_hand(rank, 3, free_port) for rank in (0, 1, 1)]
+    texts = [finished.output for finished in start_ranks(ALL_REDUCE, environments, "1", "4")]
+    assert any("rank 1 was started twice: pid" in text for text in texts)
+    assert all("error: " in text for text in texts)
+
+
+@launcher
+def test_different_world_sizes_are_named_on_both_sides(start_ranks, free_port):
+    environments = [by_hand(0, 2, free_port), by_hand(1, 3, free_port)]
+    for finished in start_ranks(ALL_REDUCE, environments, "1", "20"):
+        assert finished.status == 1
+        assert finished.seconds < 15
+        assert "world size of 3, rank 0 with 2" in finished.output
