@@ -55,7 +55,6 @@ def process_group(
     with interface_variables(check_master(env)):
         store = meet(env, timeout_s) if env.world_size > 1 else dist.HashStore()
         _initialise(env, backend, device, store, deadline, timeout_s)
-        del store  # only the group holds it now: rank 0's server closes with the group
         try:
             yield device
         finally:

@@ -9,6 +9,7 @@ Source: torch.distributed.TCPStore. Lesson: notebooks/01_processes_and_ranks.ipy
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -35,8 +36,8 @@ def check_master(env: LaunchEnvironment) -> str | None:
     """Refuse a master that cannot work, and return the interface that leads to it.
 
     Raises LaunchEnvironmentError, without waiting, when MASTER_* is not set and the job spans
-    nodes, does not resolve, is loopback although the job spans nodes, is no address of rank 0's
-    node, or when its port is in use there.
+    nodes, does not resolve, is loopback although the job spans nodes, or is no address of rank
+    0's node.
     """
     if env.master_addr is None:
         if env.one_node:
@@ -52,8 +53,11 @@ def check_master(env: LaunchEnvironment) -> str | None:
     interface = network.interface_to(address)
     if network.is_loopback(address) and not env.one_node:
         interface = _interface_beyond_loopback(env, address)
-    if env.rank == 0 and not _agent_serves_store(env):
-        _check_rank_0_can_listen(env, address)
+    if env.rank == 0 and not _agent_serves_store(env) and not network.is_mine(address):
+        raise LaunchEnvironmentError(
+            f"MASTER_ADDR={env.master_addr} ({address}) is no address of {socket.gethostname()},"
+            f" where rank 0 runs.\nSet MASTER_ADDR to one of: {_own_addresses()}."
+        )
     return interface
 
 
@@ -78,12 +82,11 @@ def _interface_beyond_loopback(env: LaunchEnvironment, address: str) -> str | No
     A Debian host maps its own name to 127.0.1.1, and torchrun's agents have met already: there
     the other nodes know the right address. localhost is right on no node but one.
     """
-    own_name = env.master_addr in {socket.gethostname(), socket.getfqdn()} - {"localhost"}
+    if env.master_addr in {socket.gethostname(), socket.getfqdn()} - {"localhost"}:
+        return network.outward_interface()
     # 127.0.0.2 and up are chosen on purpose: two "nodes" on the loopback of one machine.
-    deliberate = address.startswith("127.") and address not in ("127.0.0.1", "127.0.1.1")
-    if own_name or env.launcher == "torchrun":
-        return network.outward_interface() if own_name else network.interface_to(address)
-    if deliberate:
+    on_purpose = address.startswith("127.") and address not in ("127.0.0.1", "127.0.1.1")
+    if on_purpose or env.launcher == "torchrun":
         return network.interface_to(address)
     raise LaunchEnvironmentError(
         f"MASTER_ADDR={env.master_addr} is {address}, a loopback address, but the job spans nodes"
@@ -92,18 +95,14 @@ def _interface_beyond_loopback(env: LaunchEnvironment, address: str) -> str | No
     )
 
 
-def _check_rank_0_can_listen(env: LaunchEnvironment, address: str) -> None:
-    if not network.is_mine(address):
+def check_port(port: int) -> None:
+    """On rank 0: raise LaunchEnvironmentError, naming the owner, when MASTER_PORT is in use."""
+    if not network.port_is_free(port):
+        owner = network.port_owner(port)
         raise LaunchEnvironmentError(
-            f"MASTER_ADDR={env.master_addr} ({address}) is no address of {socket.gethostname()},"
-            f" where rank 0 runs.\nSet MASTER_ADDR to one of: {_own_addresses()}."
-        )
-    if not network.port_is_free(env.master_port):
-        owner = network.port_owner(env.master_port)
-        raise LaunchEnvironmentError(
-            f"MASTER_PORT={env.master_port} is in use on {socket.gethostname()}"
+            f"MASTER_PORT={port} is in use on {socket.gethostname()}"
             f"{f' by {owner}' if owner else ''}.\n"
-            f"Stop that process, or set another MASTER_PORT on every rank, such as"
+            "Stop that process, or set another MASTER_PORT on every rank, such as"
             f" {network.free_port()}."
         )
 
@@ -125,18 +124,13 @@ def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
     Raises RendezvousError on every rank after timeout_s seconds, naming the missing ranks.
     """
     deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return _wait_for_all(env, _connect(env, deadline), deadline)
-        except dist.DistNetworkError as error:
-            # A rank can reach the store of its previous group in the moment it closes: rank 0
-            # then opens a new one, and the others come again.
-            if env.rank == 0 or _left(deadline) == 0:
-                raise RendezvousError(
-                    f"rank {env.rank}: {str(error).splitlines()[0]}\n"
-                    "The connection to rank 0's store failed: look at the output of rank 0."
-                ) from error
-            time.sleep(0.05)
+    try:
+        return _wait_for_all(env, _connect(env, deadline), deadline)
+    except dist.DistNetworkError as error:
+        raise RendezvousError(
+            f"rank {env.rank}: {str(error).splitlines()[0]}\n"
+            "The connection to rank 0's store failed: look at the output of rank 0."
+        ) from error
 
 
 def _left(deadline: float) -> float:
@@ -153,27 +147,32 @@ def _agreed_port(deadline: float) -> int:
 def _connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
     """Open the store's server on rank 0, or connect to it."""
     server = env.rank == 0 and not _agent_serves_store(env)
-    address, port = env.master_addr, env.master_port
-    if address is None:
-        address = "127.0.0.1"
-        port = 0 if server else _agreed_port(deadline)
-    if not server and (reason := network.wait_for_listener(address, port, _left(deadline))):
+    address, port = env.master_addr or "127.0.0.1", env.master_port
+    if server:
+        store = _serve(address, port, env.world_size)
+        if port is None:
+            network.write_meeting_port(store.port)
+        return store
+    port = port or _agreed_port(deadline)
+    if reason := network.wait_for_listener(address, port, _left(deadline)):
         raise RendezvousError(
             f"rank {env.rank}: no store at {address}:{port}: {reason}.\n"
             "Is rank 0 started on that node, and is the port open to this one?"
         )
-    store = dist.TCPStore(
-        address,
-        port,
-        env.world_size,
-        is_master=server,
-        timeout=timedelta(seconds=max(_left(deadline), 0.1)),
-        wait_for_workers=False,  # _wait_for_all waits, and can say for whom
-        multi_tenant=True,
+    timeout = timedelta(seconds=max(_left(deadline), 0.1))
+    return dist.TCPStore(address, port, env.world_size, False, timeout, wait_for_workers=False)
+
+
+@functools.cache
+def _serve(address: str, port: int | None, world_size: int) -> dist.TCPStore:
+    """Open the store's server, once in the life of this process, on port or on any free one."""
+    # Closed with the group, it could still be reached by a rank that is already on its way to
+    # the next group. wait_for_workers=False: _wait_for_all waits, and can say for whom.
+    if port is not None:
+        check_port(port)
+    return dist.TCPStore(
+        address, port or 0, world_size, True, wait_for_workers=False, multi_tenant=True
     )
-    if env.master_addr is None and server:
-        network.write_meeting_port(store.port)
-    return store
 
 
 def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) -> dist.Store:

@@ -1,0 +1,213 @@
+"""One epoch of DDP training, and an evaluation that sees every image exactly once.
+
+Copy with checks.py and metrics.py.
+
+    model = wrap(model, device)
+    for epoch in range(epochs):
+        result = train_one_epoch(model, train_loader, optimizer, device, epoch)
+        accuracy = evaluate(model, test_loader, device)
+
+The same calls work on CPU and GPU, and on one process without a process group (leave wrap out).
+Lesson: notebooks/04_resnet_ddp.ipynb
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+try:
+    from .checks import TrainingError, check_all_parameters_used, check_equal_lengths
+    from .metrics import all_sum, mean
+except ImportError:  # copied next to a script
+    from checks import TrainingError, check_all_parameters_used, check_equal_lengths
+    from metrics import all_sum, mean
+
+_AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What one epoch gave, over the images of all ranks."""
+
+    loss: float
+    accuracy: float  # fraction, while the parameters were still changing
+    images_per_s: float
+
+
+def set_seed(seed: int, rank: int = 0) -> None:
+    """Seed Python's and torch's random numbers with seed + rank.
+
+    Ranks differ on purpose, for random crops and dropout. Their parameters do not: DDP copies
+    those of rank 0 to the others.
+    """
+    random.seed(seed + rank)
+    torch.manual_seed(seed + rank)
+
+
+def wrap(
+    model: nn.Module,
+    device: torch.device,
+    *,
+    channels_last: bool = False,
+    compile: bool = False,
+    sync_bn: bool = False,
+    find_unused_parameters: bool = False,
+) -> DDP:
+    """Move model to device and return it in DDP; needs a process group.
+
+    compile is torch.compile, in place: the names of the parameters stay as they are. sync_bn
+    takes BatchNorm's statistics over all ranks and raises TrainingError on a CPU.
+    """
+    if sync_bn:
+        if device.type != "cuda":
+            raise TrainingError(
+                f"SyncBatchNorm runs on GPUs only, and this rank's device is {device}:"
+                " leave --sync_bn out."
+            )
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = model.to(device)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if compile:
+        model.compile()
+    return DDP(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,  # a CPU model must have none
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=True,  # .grad is the memory that is exchanged: one copy less
+    )
+
+
+def train_one_epoch(
+    model: nn.Module,
+    loader: DataLoader,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    epoch: int,
+    *,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    amp: str | None = None,
+    accumulate: int = 1,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> EpochResult:
+    """Train on every batch of loader and return the result over all ranks; each must call it.
+
+    accumulate batches make one step, as if they were one batch; the last step of an epoch may
+    have fewer. amp is "bf16", "fp16" (with a scaler) or None. scheduler steps after each step.
+    Raises TrainingError, on every rank, for what would make DDP wait for ever.
+    """
+    check_equal_lengths(loader)
+    set_epoch(loader, epoch)
+    model.train()
+    scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
+    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    start = time.perf_counter()
+    for step, batches in enumerate(_groups(progress(loader), accumulate)):
+        totals += _backward(model, batches, device, scaler, amp, check=step == 0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
+    # all_sum waits for the other ranks and tolist for the device: the clock stops after both.
+    loss, correct, images = all_sum(totals).tolist()
+    seconds = time.perf_counter() - start
+    return EpochResult(mean(loss, images), mean(correct, images), images / seconds)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, loader: DataLoader, device: torch.device, *, amp: str | None = None
+) -> float:
+    """Return the fraction of correct predictions over all ranks' images, in [0, 1].
+
+    Every rank must call it. The ranks may hold different numbers of batches, also none.
+    """
+    # DDP.forward talks to the other ranks and would wait for those with fewer batches.
+    inner = model.module if isinstance(model, DDP) else model
+    _copy_buffers_of_rank_0(inner)
+    was_training = inner.training
+    inner.eval()
+    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    for batch in loader:
+        totals += _totals(*_forward(inner, batch, device, amp))
+    inner.train(was_training)
+    _, correct, images = all_sum(totals).tolist()
+    return mean(correct, images)
+
+
+def set_epoch(loader: DataLoader, epoch: int) -> None:
+    """Tell a DistributedSampler the epoch: without it, every epoch has the same order.
+
+    Warns, once per sampler, when the same epoch comes twice in a row.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if not hasattr(sampler, "set_epoch"):
+        return
+    sampler.set_epoch(epoch)
+    before = getattr(sampler, "epoch_trained_before", None)  # kept where it is forgotten in time
+    if before == epoch:
+        warnings.warn(
+            f"epoch is {epoch} for the second time: DistributedSampler gives the same order again."
+            " Pass the number of the epoch.",
+            stacklevel=3,
+        )
+    sampler.epoch_trained_before = "warned" if before in (epoch, "warned") else epoch
+
+
+def _groups(batches: Iterable, size: int) -> Iterator[list]:
+    """Yield the batches in lists of size; the last list may be shorter."""
+    iterator = iter(batches)
+    while group := list(islice(iterator, size)):
+        yield group
+
+
+def _backward(model, batches, device, scaler, amp, check) -> torch.Tensor:
+    """Add the gradient of the mean loss over the images of batches; return their totals."""
+    images = sum(len(labels) for _, labels in batches)
+    totals = 0
+    for number, batch in enumerate(batches, 1):
+        # Ranks exchange gradients in the last backward only; no_sync keeps the others at home.
+        exchange = number == len(batches) or not isinstance(model, DDP)
+        with contextlib.nullcontext() if exchange else model.no_sync():
+            loss, correct, count = _forward(model, batch, device, amp)
+            if check and number == 1:
+                check_all_parameters_used(model, loss)
+            scaler.scale(loss / images).backward()
+        totals += _totals(loss, correct, count)
+    return totals
+
+
+def _forward(model, batch, device, amp) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the loss summed over the batch, the number of correct predictions, of images."""
+    images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+    with torch.autocast(device.type, _AMP_DTYPES.get(amp), enabled=amp is not None):
+        scores = model(images)  # (images, classes)
+    loss = F.cross_entropy(scores.float(), labels, reduction="sum")
+    return loss, (scores.argmax(1) == labels).sum(), len(labels)
+
+
+def _totals(loss: torch.Tensor, correct: torch.Tensor, count: int) -> torch.Tensor:
+    images = torch.full_like(loss, count, dtype=torch.float64)  # no copy from host to device
+    return torch.stack([loss.detach().double(), correct.double(), images])
+
+
+def _copy_buffers_of_rank_0(model: nn.Module) -> None:
+    """Give every rank rank 0's buffers: BatchNorm's running statistics differ between ranks."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
