@@ -1,0 +1,1 @@
+"""What runs on the machine you type on: standard library only, never imports torch."""

@@ -1,0 +1,128 @@
+"""python -m ddp_helpers launch: print the commands that start a job, or run them here.
+
+Lesson: notebooks/05_three_launchers.ipynb
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+
+from .commands import LAUNCHERS, HostCommand, Job, plan, threads
+from .hosts import Host, HostfileError, local, parse_hosts, read_hostfile
+from .mpi import LauncherNotFound, LauncherRefused
+from .runner import JobFailed, run_local
+
+_EXAMPLES = """\
+examples:
+  launch train.py --epochs 3                                  print the torchrun command
+  launch --launcher mpirun -n 4 --run train.py --epochs 3     run it on this machine
+  launch --hosts node-a:2,node-b:2 -m package.train           one command for each host
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `launch` to parser."""
+    parser.usage = "%(prog)s [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
+    parser.epilog = _EXAMPLES
+    parser.allow_abbrev = False
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default="torchrun",
+        metavar="NAME",
+        help=f"{', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]} (default: %(default)s)",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-n", type=_count, help="ranks on this machine (default: 2)")
+    where.add_argument("--hosts", help="hosts and ranks on each, such as node-a:2,node-b:2")
+    where.add_argument("--hostfile", metavar="FILE", help="the same, one `node-a slots=2` a line")
+    parser.add_argument("--run", action="store_true", help="run the job here, and do not print")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="S", help="with --run: stop the job after S seconds"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    # One list for both: a separate SCRIPT would take a -- behind it away from ARGS.
+    parser.add_argument(
+        "command",
+        metavar="SCRIPT [ARGS ...]",
+        nargs=argparse.REMAINDER,
+        help="what every rank runs; ARGS are handed on as they are",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print or run the job that args describe; return 0, 1 (the job failed) or 2 (wrong use)."""
+    try:
+        job = _job(args)
+        commands = plan(args.launcher, job)
+        if not args.run:
+            _print(job, commands)
+            return 0
+        if not _is_this_machine(job.hosts):
+            print("--run starts jobs on this machine only. For these hosts type:", file=sys.stderr)
+            _print(job, commands)
+            return 2
+        run_local(commands, args.timeout)
+    except JobFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted: every process of the job has been stopped.", file=sys.stderr)
+        return 130
+    except (HostfileError, LauncherNotFound, LauncherRefused, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _job(args: argparse.Namespace) -> Job:
+    """Return the job that args describe."""
+    hosts = local(args.n or 2)
+    if args.hosts is not None:
+        hosts = parse_hosts(args.hosts)
+    elif args.hostfile is not None:
+        hosts = read_hostfile(args.hostfile)
+    if len(hosts) > 1 and any(_is_loopback(host) for host in hosts):
+        raise HostfileError(
+            "localhost is another machine on every host.\n"
+            f"Write the name that the other hosts know this one by, such as {socket.gethostname()}."
+        )
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command or not (args.module or os.path.isfile(command[0])):
+        raise FileNotFoundError(
+            f"{command[0] if command else 'SCRIPT'} not found.\n"
+            "Expected the path of a script, or -m and a module's name."
+        )
+    return Job(command[0], tuple(command[1:]), args.module, hosts, env=threads(os.environ))
+
+
+def _print(job: Job, commands: list[HostCommand]) -> None:
+    for command in commands:
+        print(f"{command.host}$ {command}" if len(job.hosts) > 1 else command)
+
+
+def _is_loopback(host: Host) -> bool:
+    return host.name in ("localhost", "127.0.0.1")
+
+
+def _is_this_machine(hosts: tuple[Host, ...]) -> bool:
+    return len(hosts) == 1 and (_is_loopback(hosts[0]) or hosts[0].name == socket.gethostname())
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number, 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number of seconds above 0")
+    return seconds

@@ -1,0 +1,183 @@
+"""Which rank failed first, and what did it say? Read from the output of a job that failed.
+
+When one rank raises, the others lose their connection to it and raise as well, often before the
+first traceback is out. Those are told apart here; torchrun's own summary names any of them.
+
+Lesson: notebooks/08_when_it_hangs.ipynb
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .output import Line
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a job."""
+
+    rank: int | None  # None: the launcher itself failed, or does not say
+    exit_code: int | None  # negative: the number of the signal that ended it
+    text: str  # its traceback or error message, else the last lines of output
+    command: int | None = None  # which of the job's commands it came from
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """How one rank ended, as its launcher reports it."""
+
+    command: int
+    local_rank: int
+    rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class _Report:
+    """A traceback or a short error message that a process wrote."""
+
+    position: int  # of its first line in the output
+    line: Line
+    rank: int | None
+    text: str
+
+
+def first_failure(lines: Sequence[Line]) -> Failure:
+    """Return what made the job with this output fail."""
+    exits = _exits(lines)
+    reports = sorted(_reports(lines), key=lambda report: report.position)
+    causes = [report for report in reports if not _CONSEQUENCE.search(_message(report.text))]
+    killed = [end for end in exits if end.exit_code < 0 and end.exit_code != -signal.SIGTERM]
+    if (causes or reports) and not (killed and not causes):
+        report = (causes or reports)[0]
+        rank = _rank(report, lines, exits)
+        code = next((end.exit_code for end in exits if end.rank == rank), None)
+        return Failure(rank, code, report.text, report.line.command)
+    for end in killed or exits:
+        return Failure(end.rank, end.exit_code, _last_lines(lines, end), end.command)
+    return Failure(None, None, _last_lines(lines))
+
+
+# What a rank says when another one has gone.
+_CONSEQUENCE = re.compile(
+    r"Connection (?:closed|reset|refused)|Broken pipe|remote process exited|ncclRemoteError"
+    r"|[Tt]imed out|Socket Timeout|Dist(?:Network|Store)Error|output of rank 0|Look at their output"
+)
+
+
+def _message(report: str) -> str:
+    """Return the last exception's type and text, without the frames."""
+    return re.split(r"^ .*\n", report, flags=re.M)[-1]
+
+
+# --- what the launchers report ------------------------------------------------------------------
+
+_TORCHRUN_EXIT = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\n +exitcode +: (-?\d+)")
+_OPEN_MPI_EXIT = re.compile(r"Process name: +\[.*,(\d+)\]\n +Exit code: +(\d+)")
+_OPEN_MPI_SIGNAL = re.compile(
+    r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)"
+)
+
+
+def _exits(lines: Sequence[Line]) -> list[_Exit]:
+    """Return how ranks ended according to the launchers, the one they saw first in front."""
+    exits = []
+    for number in sorted({line.command for line in lines}):
+        own = "\n".join(line.text for line in lines if line.command == number and not line.label)
+        found = [
+            _Exit(number, int(local_rank), int(rank), int(code))
+            for rank, local_rank, code in _TORCHRUN_EXIT.findall(own)
+        ]
+        exits += reversed(found)  # torchrun puts the first failure it observed at the end
+        for rank, code in _OPEN_MPI_EXIT.findall(own):
+            exits.append(_Exit(number, int(rank), int(rank), int(code)))
+        for rank, code in _OPEN_MPI_SIGNAL.findall(own):
+            exits.append(_Exit(number, int(rank), int(rank), -int(code)))
+    return exits
+
+
+def _rank(report: _Report, lines: Sequence[Line], exits: Sequence[_Exit]) -> int | None:
+    """Return the rank that wrote report: torch's own prefix says, or the launcher's label."""
+    if report.rank is not None or report.line.local_rank is None:
+        return report.rank
+    for end in exits:
+        if (end.command, end.local_rank) == (report.line.command, report.line.local_rank):
+            return end.rank
+    only_one = all(line.command == report.line.command for line in lines)
+    return report.line.local_rank if only_one else None
+
+
+# --- what the ranks wrote -----------------------------------------------------------------------
+
+_HEADER = "Traceback (most recent call last):"
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_ERROR = re.compile(r"(?:\S+: )?error: |\S*python\S*: (?:can't open file|No module named|Error )")
+_RANK_PREFIX = re.compile(r"\[rank(\d+)\]: ?")  # torch's excepthook writes it before each line
+_OTHER_TEXT = re.compile(
+    r"\[[WE]\d|[WEI]\d{4} |frame #\d|Exception raised from |[-=]{20,}|\S+\.py:\d+: \w*Warning"
+)
+# torchrun's reactions to the failure of a rank, and to run_local's SIGTERM
+_REACTION = re.compile(r"\n\S*(?:ChildFailedError|SignalException):")
+
+
+def _reports(lines: Sequence[Line]) -> Iterator[_Report]:
+    """Yield every traceback and error message, stream by stream: ranks write between each other."""
+    streams: dict[tuple, list[tuple[int, str]]] = {}
+    for position, line in enumerate(lines):
+        prefix = _RANK_PREFIX.match(line.text)
+        rank = int(prefix[1]) if prefix else None
+        text = line.text[prefix.end() :] if prefix else line.text
+        streams.setdefault((line.command, line.label, rank), []).append((position, text))
+    has_labels = any(line.label for line in lines)
+    for (_, label, rank), stream in streams.items():
+        stderr = bool(label) and not label.endswith("<stdout>") or not has_labels
+        end = 0
+        for start, (position, text) in enumerate(stream):
+            if start < end or not (text == _HEADER or stderr and _ERROR.match(text)):
+                continue
+            block = _block([text for _, text in stream[start:]])
+            end = start + len(block)
+            report = "\n".join(block)
+            if not _REACTION.search(report):
+                yield _Report(position, lines[position], rank, report)
+
+
+def _block(texts: Sequence[str]) -> list[str]:
+    """Return the traceback or message that texts begin with, and the exceptions chained to it."""
+    block = [texts[0]]
+    in_message = texts[0] != _HEADER
+    after_chain = False
+    for position, text in enumerate(texts[1:], start=1):
+        following = next((t for t in texts[position:] if t.strip()), "")
+        if after_chain or following.startswith(_CHAIN):
+            in_message = False
+        elif in_message and (not text.strip() or text == _HEADER or _OTHER_TEXT.match(text)):
+            break
+        elif not text.startswith(" "):
+            in_message = True
+        block.append(text)
+        if text.strip():
+            after_chain = text.startswith(_CHAIN)
+    return block
+
+
+def _last_lines(lines: Sequence[Line], end: _Exit | None = None, count: int = 10) -> str:
+    """Return the last lines of the rank that ended so, or of all before the launcher's report."""
+    if end:
+        own = [li for li in lines if (li.command, li.local_rank) == (end.command, end.local_rank)]
+    texts = [line.text for line in (end and own) or _before_report(lines) if line.text.strip()]
+    return "\n".join(texts[-count:])
+
+
+_LAUNCHER_REPORT = re.compile(r"[WE]\d{4} \S+ \d+ \S*torch/distributed/elastic/|-{70,}|={70,}")
+
+
+def _before_report(lines: Sequence[Line]) -> Sequence[Line]:
+    for position, line in enumerate(lines):
+        if not line.label and _LAUNCHER_REPORT.match(line.text):
+            return lines[:position] or lines
+    return lines
