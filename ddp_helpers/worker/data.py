@@ -41,7 +41,7 @@ def load(
     root: str | Path = "data",
     local_rank: int = 0,
     timeout_s: float = 600.0,
-    synthetic_images: int = 2048,
+    synthetic_images: int = 512,
 ) -> tuple[Dataset, Dataset]:
     """Return the (train, test) sets of name, with images (3, image_size, image_size), labels 0-9.
 

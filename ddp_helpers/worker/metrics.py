@@ -41,9 +41,7 @@ def mean(total: float, count: float) -> float:
     return total / count if count else math.nan
 
 
-def mean_over_ranks(
-    total: float, count: float, device: torch.device | str | None = None
-) -> float:
+def mean_over_ranks(total: float, count: float, device: torch.device | str | None = None) -> float:
     """Return the sum of all ranks' totals divided by the sum of all ranks' counts.
 
     Every rank must call it; a rank that counted nothing gives 0 and 0.

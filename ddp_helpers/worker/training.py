@@ -2,19 +2,18 @@
 
 Copy with checks.py and metrics.py.
 
-    model = wrap(model, device)
+    model = wrap(model, device)  # of replica.py, or DDP(model, ...)
     for epoch in range(epochs):
         result = train_one_epoch(model, train_loader, optimizer, device, epoch)
         accuracy = evaluate(model, test_loader, device)
 
-The same calls work on CPU and GPU, and on one process without a process group (leave wrap out).
+The same calls work on CPU and GPU, and in one process without DDP and without a process group.
 Lesson: notebooks/04_resnet_ddp.ipynb
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 
 try:
-    from .checks import TrainingError, check_all_parameters_used, check_equal_lengths
+    from .checks import check_all_parameters_used, check_equal_lengths
     from .metrics import all_sum, mean
 except ImportError:  # copied next to a script
-    from checks import TrainingError, check_all_parameters_used, check_equal_lengths
+    from checks import check_all_parameters_used, check_equal_lengths
     from metrics import all_sum, mean
 
 _AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,50 +44,6 @@ class EpochResult:
     loss: float
     accuracy: float  # fraction, while the parameters were still changing
     images_per_s: float
-
-
-def set_seed(seed: int, rank: int = 0) -> None:
-    """Seed Python's and torch's random numbers with seed + rank.
-
-    Ranks differ on purpose, for random crops and dropout. Their parameters do not: DDP copies
-    those of rank 0 to the others.
-    """
-    random.seed(seed + rank)
-    torch.manual_seed(seed + rank)
-
-
-def wrap(
-    model: nn.Module,
-    device: torch.device,
-    *,
-    channels_last: bool = False,
-    compile: bool = False,
-    sync_bn: bool = False,
-    find_unused_parameters: bool = False,
-) -> DDP:
-    """Move model to device and return it in DDP; needs a process group.
-
-    compile is torch.compile, in place: the names of the parameters stay as they are. sync_bn
-    takes BatchNorm's statistics over all ranks and raises TrainingError on a CPU.
-    """
-    if sync_bn:
-        if device.type != "cuda":
-            raise TrainingError(
-                f"SyncBatchNorm runs on GPUs only, and this rank's device is {device}:"
-                " leave --sync_bn out."
-            )
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(device)
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    if compile:
-        model.compile()
-    return DDP(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,  # a CPU model must have none
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=True,  # .grad is the memory that is exchanged: one copy less
-    )
 
 
 def train_one_epoch(
@@ -197,7 +152,7 @@ def _forward(model, batch, device, amp) -> tuple[torch.Tensor, torch.Tensor, int
     images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
     with torch.autocast(device.type, _AMP_DTYPES.get(amp), enabled=amp is not None):
         scores = model(images)  # (images, classes)
-    loss = F.cross_entropy(scores.float(), labels, reduction="sum")
+        loss = F.cross_entropy(scores, labels, reduction="sum")
     return loss, (scores.argmax(1) == labels).sum(), len(labels)
 
 

@@ -1,0 +1,200 @@
+"""The training script, as a user types it."""
+
+import re
+
+import pytest
+import torch
+
+from ddp_helpers.launch.runner import launch_here
+from ddp_helpers.results import read_results
+from ddp_helpers.scripts import train_resnet
+
+pytest.importorskip("sklearn.datasets")  # here, because it sets variables when first imported
+
+MODULE = train_resnet.__name__
+QUICK = ("--use_syn", "--image_size", "16", "--epochs", "1")
+FIELDS = {
+    *("rank", "local_rank", "world_size", "launcher", "host", "backend"),
+    *("loss", "accuracy", "images_per_s", "parameters"),
+}
+LINE = re.compile(
+    r"epoch (\d)/(\d)  loss \d+\.\d{4}  accuracy [01]\.\d{4}  test accuracy [01]\.\d{4}"
+    r"  \d+ images/s"
+)
+
+
+@pytest.fixture(autouse=True)
+def inductor_cache(monkeypatch, tmp_path_factory):
+    """Set the variable that torch sets when DDP is first used, so no test leaks it."""
+    folder = tmp_path_factory.getbasetemp() / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+@pytest.fixture
+def threads():
+    """Put back what main sets for its process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(before)
+
+
+def options():
+    return [
+        name for action in train_resnet.build_parser()._actions for name in action.option_strings
+    ]
+
+
+def test_every_option_has_a_dashed_spelling():
+    for name in options():
+        assert "--" + name[2:].replace("_", "-") in options() or name == "-h"
+
+
+def test_the_sources_options_work_as_typed_there():
+    typed = "--backend=nccl --use_syn --batch_size=8192 --arch=resnet152"
+    args = train_resnet.parse(typed.split())
+    assert (args.backend, args.data) == ("nccl", "synthetic")
+    assert (args.batch_size, args.arch) == (8192, "resnet152")
+
+
+@pytest.mark.parametrize("name", ["--local_rank=1", "--local-rank=1"])
+def test_what_torch_distributed_launch_adds_is_accepted(name):
+    assert train_resnet.parse([name]).epochs == train_resnet.parse([]).epochs
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--batch_size 0", "--batch_size 0, expected a number above 0"),
+        ("--batch-size -3", "--batch_size -3, expected a number above 0"),
+        ("--epochs 0", "--epochs 0, expected a number above 0"),
+        ("--lr nan", "--lr nan, expected a number above 0"),
+        ("--lr inf", "--lr inf, expected a number above 0"),
+        ("--accumulate 0", "--accumulate 0, expected a number above 0"),
+        ("--timeout 0", "--timeout 0.0, expected a number above 0"),
+        ("--batch_size 1", "--batch_size 1 needs --image_size 33 or more"),
+        ("--resume", "--resume needs --save DIR"),
+        ("--batch_size two", "invalid int value: 'two'"),
+        ("--data mnist", "invalid choice: 'mnist'"),
+        ("--arch resnet19", "invalid choice: 'resnet19'"),
+    ],
+)
+def test_a_value_that_cannot_work_ends_with_status_2(typed, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train_resnet.main(typed.split())
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [("--sync_bn", "SyncBatchNorm runs on GPUs only"), ("--amp fp16", "take --amp bf16")],
+)
+def test_what_a_cpu_cannot_do_is_said_before_training(typed, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        train_resnet.main(["--backend", "gloo", *QUICK, *typed.split()])
+    assert caught.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_learning_rate_rises_for_one_epoch_and_then_falls():
+    factors = [train_resnet.lr_factor(4, step) for step in range(12)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[7] == 0.5
+    assert factors[11] == pytest.approx(1 / 3)
+
+
+@pytest.mark.launcher
+@pytest.mark.usefixtures("threads")
+def test_it_runs_without_a_launcher_and_with_every_way_to_train_faster(tmp_path, capsys):
+    faster = ["--amp", "bf16", "--channels-last", "--accumulate", "3", "--batch-size", "8"]
+    train_resnet.main(["--backend", "gloo", *QUICK, *faster, "--result-dir", str(tmp_path)])
+    (result,) = read_results(tmp_path)
+    assert set(result) == FIELDS
+    assert (result["launcher"], result["backend"], result["world_size"]) == ("python", "gloo", 1)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert LINE.fullmatch(line)
+
+
+@pytest.mark.launcher
+def test_every_launcher_trains_the_same_parameters(tmp_path):
+    hashes = {}
+    for launcher in ("torchrun", "torch.distributed.launch", "mpirun"):
+        results = launch_here(launcher, MODULE, *QUICK, n=2)
+        assert [set(result) for result in results] == [FIELDS] * 2
+        hashes[launcher] = {result["parameters"] for result in results}
+    assert len(set.union(*hashes.values())) == 1, hashes
+
+
+@pytest.mark.launcher
+def test_real_digits_are_learnt_by_two_ranks():
+    first, second = launch_here("torchrun", MODULE, n=2, timeout_s=400)
+    assert first["accuracy"] == second["accuracy"] >= 0.95
+    assert first["loss"] == second["loss"] < 0.2
+    assert first["parameters"] == second["parameters"]
+
+
+# In each rank: three epochs at once, and one, two more after resuming, and none more.
+THREE_RUNS = """
+from ddp_helpers.scripts import train_resnet
+def run(folder, epochs, *options):
+    quick = ("--use_syn", "--image_size=16", "--batch_size=64", "--result_dir", folder)
+    train_resnet.main([*quick, f"--epochs={epochs}", "--backend=gloo", *options])
+run("at once", 3)
+run("first", 1, "--save", "saved")
+run("resumed", 3, "--save", "saved", "--resume")
+run("again", 3, "--save", "saved", "--resume")
+"""
+
+
+@pytest.mark.launcher
+def test_a_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(start_ranks, tmp_path):
+    first, second = start_ranks(THREE_RUNS, 2, timeout_s=300)
+    assert (first.status, second.status) == (0, 0), first.output + second.output
+    hashes = [
+        {result["parameters"] for result in read_results(tmp_path / folder)}
+        for folder in ("at once", "resumed", "again", "first")
+    ]
+    assert hashes[0] == hashes[1] == hashes[2] != hashes[3]
+    assert len(hashes[0]) == 1
+    assert second.output == ""
+    epochs = [LINE.fullmatch(line) for line in first.output.splitlines()]
+    assert [match[1] for match in epochs if match] == ["1", "2", "3", "1", "2", "3"]
+    others = [
+        line for line, match in zip(first.output.splitlines(), epochs, strict=True) if not match
+    ]
+    assert others == [f"continuing after epoch {epoch} of saved/checkpoint.pt" for epoch in (1, 3)]
+
+
+BAD_INPUT = {
+    "batch_size 0": (["--batch_size", "0"], 2, "--batch_size 0, expected a number above 0"),
+    "no data and no network": (
+        ["--data", "cifar10"],
+        1,
+        "cifar-10-batches-py is not there and could not be fetched",
+    ),
+    "a truncated checkpoint": (
+        ["--save", ".", "--resume"],
+        1,
+        "checkpoint.pt is damaged or no checkpoint",
+    ),
+}
+
+
+@pytest.mark.launcher
+@pytest.mark.parametrize(("args", "status", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_ends_every_rank_with_a_message(
+    start_ranks, tmp_path, monkeypatch, args, status, message
+):
+    for name in ("http_proxy", "https_proxy"):  # nobody listens there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    torch.save({"model": torch.ones(1000)}, tmp_path / "checkpoint.pt")
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
+    code = f"from {MODULE} import main; main({['--backend=gloo', *args]})"
+    for rank in start_ranks(code, 2):
+        assert rank.status == status, rank.output
+        assert message in rank.output
+        assert "Traceback" not in rank.output
+        assert rank.seconds < 10

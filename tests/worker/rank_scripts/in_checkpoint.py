@@ -1,0 +1,106 @@
+"""Saving and resuming on several ranks."""
+
+import hashlib
+import os
+import random
+
+import torch
+from torch import nn
+
+from ddp_helpers.worker.checkpoint import load, save
+from ddp_helpers.worker.checks import parameters_hash
+from ddp_helpers.worker.data import train_loader
+from ddp_helpers.worker.replica import set_seed, wrap
+from ddp_helpers.worker.training import train_one_epoch
+
+CPU = torch.device("cpu")
+
+
+class Noisy(nn.Module):
+    """Uses every kind of state: buffers, torch's random numbers and Python's."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(3), nn.Linear(48, 10)
+
+    def forward(self, x):
+        x = nn.functional.dropout(self.norm(x), 0.5, training=self.training)
+        return self.last(x.flatten(1) * (1 + random.random()))
+
+
+class Run:
+    """A training run with all that a checkpoint holds."""
+
+    def __init__(self, rank, world_size, seed):
+        set_seed(seed, rank)
+        self.model = wrap(Noisy(), CPU)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        images = torch.randn(24, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+        dataset = torch.utils.data.TensorDataset(images, torch.arange(24) % 10)
+        self.loader = train_loader(dataset, 2, rank, world_size, seed=1)
+
+    def state(self):
+        return self.model, self.optimizer, self.scheduler
+
+    def train(self, epochs):
+        for epoch in epochs:
+            options = {"scheduler": self.scheduler}
+            train_one_epoch(self.model, self.loader, self.optimizer, CPU, epoch, **options)
+
+    def bits(self):
+        buffers = b"".join(b.numpy().tobytes() for b in self.model.buffers())
+        return {
+            "parameters": parameters_hash(self.model),
+            "buffers": hashlib.sha256(buffers).hexdigest(),
+            "lr": self.scheduler.get_last_lr(),
+            "next random numbers": [random.random(), torch.rand(()).item()],
+        }
+
+
+def resumed_and_uninterrupted(rank, world_size, folder):
+    path = folder / f"resume_{world_size}" / "checkpoint.pt"
+    uninterrupted = Run(rank, world_size, seed=3)
+    uninterrupted.train(range(4))
+    expected = uninterrupted.bits()  # now: both runs draw from the same random numbers
+    first = Run(rank, world_size, seed=3)
+    first.train(range(2))
+    save(path, *first.state(), epoch=2)
+    second = Run(rank, world_size, seed=99)  # all that it starts with is replaced
+    second.train(range(1))
+    epoch = load(path, *second.state())
+    second.train(range(epoch, 4))
+    return [expected, second.bits()]
+
+
+def files_renamed_per_rank(rank, world_size, folder):
+    path = folder / "renamed" / "checkpoint.pt"
+    renamed = []
+    real, os.replace = os.replace, lambda *paths: (renamed.append(paths), real(*paths))
+    try:
+        save(path, nn.Linear(2, 2), epoch=1)
+    finally:
+        os.replace = real
+    assert path.exists()  # on every rank, when save has returned
+    return len(renamed)
+
+
+def damaged_for_rank_1_only(rank, world_size, folder):
+    path = folder / f"damaged_{rank}.pt"
+    save(folder / "good.pt", nn.Linear(2, 2))
+    good = (folder / "good.pt").read_bytes()
+    path.write_bytes(good[: len(good) // 2] if rank == 1 else good)
+    load(path, nn.Linear(2, 2))
+
+
+def unwritable(rank, world_size, folder):
+    (folder / "a file").write_text("")
+    save(folder / "a file" / "checkpoint.pt", nn.Linear(2, 2))
+
+
+WORLDS = {
+    resumed_and_uninterrupted: (1, 2),
+    files_renamed_per_rank: (2,),
+    damaged_for_rank_1_only: (2,),
+    unwritable: (2,),
+}
