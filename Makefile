@@ -15,10 +15,13 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
+# A lesson types mpirun: the one of .venv comes first.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
 .PHONY: lab demo test test-fast lint format notebooks setup
 
 lab: $(READY)
-	$(BIN)/python -m jupyter lab --notebook-dir=notebooks $(if $(OMPI_ALLOW_RUN_AS_ROOT),--allow-root) notebooks/00_start_here.ipynb
+	$(BIN)/python -m jupyter lab --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(if $(OMPI_ALLOW_RUN_AS_ROOT),--allow-root)
 
 demo: $(READY)
 	$(BIN)/python -m ddp_helpers demo
@@ -40,7 +43,7 @@ format: $(READY)
 
 # Re-execute the lessons and write their outputs.
 notebooks: $(READY)
-	$(BIN)/python tests/execute_notebooks.py
+	$(BIN)/python notebooks/execute.py
 
 setup: $(READY)
 

@@ -24,7 +24,9 @@ def prose(path: Path) -> str:
 def commands(path: Path) -> list[list[str]]:
     """Return the words of every command line in a fenced block, continued lines joined."""
     found = []
-    for block in re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", prose(path), re.M | re.S):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", prose(path), re.M | re.S):
+        if language != "bash":
+            continue
         for line in block.replace("\\\n", " ").splitlines():
             line = re.sub(r"^(\S+)?\$ ", "", line.strip())
             words = shlex.split(line, comments=True)

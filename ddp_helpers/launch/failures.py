@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .output import Line
+from .tracebacks import Report, reports
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,14 @@ class _Exit:
     exit_code: int
 
 
-@dataclass(frozen=True)
-class _Report:
-    """A traceback or a short error message that a process wrote."""
-
-    position: int  # of its first line in the output
-    line: Line
-    rank: int | None
-    text: str
-
-
 def first_failure(lines: Sequence[Line]) -> Failure:
     """Return what made the job with this output fail."""
     exits = _exits(lines)
-    reports = sorted(_reports(lines), key=lambda report: report.position)
-    causes = [report for report in reports if not _CONSEQUENCE.search(_message(report.text))]
+    found = sorted(reports(lines), key=lambda report: report.position)
+    causes = [report for report in found if not _CONSEQUENCE.search(_message(report.text))]
     killed = [end for end in exits if end.exit_code < 0 and end.exit_code != -signal.SIGTERM]
-    if (causes or reports) and not (killed and not causes):
-        report = (causes or reports)[0]
+    if causes or (found and not killed):
+        report = (causes or found)[0]
         rank = _rank(report, lines, exits)
         code = next((end.exit_code for end in exits if end.rank == rank), None)
         return Failure(rank, code, report.text, report.line.command)
@@ -73,8 +64,6 @@ def _message(report: str) -> str:
     """Return the last exception's type and text, without the frames."""
     return re.split(r"^ .*\n", report, flags=re.M)[-1]
 
-
-# --- what the launchers report ------------------------------------------------------------------
 
 _TORCHRUN_EXIT = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\n +exitcode +: (-?\d+)")
 _OPEN_MPI_EXIT = re.compile(r"Process name: +\[.*,(\d+)\]\n +Exit code: +(\d+)")
@@ -100,7 +89,7 @@ def _exits(lines: Sequence[Line]) -> list[_Exit]:
     return exits
 
 
-def _rank(report: _Report, lines: Sequence[Line], exits: Sequence[_Exit]) -> int | None:
+def _rank(report: Report, lines: Sequence[Line], exits: Sequence[_Exit]) -> int | None:
     """Return the rank that wrote report: torch's own prefix says, or the launcher's label."""
     if report.rank is not None or report.line.local_rank is None:
         return report.rank
@@ -109,60 +98,6 @@ def _rank(report: _Report, lines: Sequence[Line], exits: Sequence[_Exit]) -> int
             return end.rank
     only_one = all(line.command == report.line.command for line in lines)
     return report.line.local_rank if only_one else None
-
-
-# --- what the ranks wrote -----------------------------------------------------------------------
-
-_HEADER = "Traceback (most recent call last):"
-_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_ERROR = re.compile(r"(?:\S+: )?error: |\S*python\S*: (?:can't open file|No module named|Error )")
-_RANK_PREFIX = re.compile(r"\[rank(\d+)\]: ?")  # torch's excepthook writes it before each line
-_OTHER_TEXT = re.compile(
-    r"\[[WE]\d|[WEI]\d{4} |frame #\d|Exception raised from |[-=]{20,}|\S+\.py:\d+: \w*Warning"
-)
-# torchrun's reactions to the failure of a rank, and to run_local's SIGTERM
-_REACTION = re.compile(r"\n\S*(?:ChildFailedError|SignalException):")
-
-
-def _reports(lines: Sequence[Line]) -> Iterator[_Report]:
-    """Yield every traceback and error message, stream by stream: ranks write between each other."""
-    streams: dict[tuple, list[tuple[int, str]]] = {}
-    for position, line in enumerate(lines):
-        prefix = _RANK_PREFIX.match(line.text)
-        rank = int(prefix[1]) if prefix else None
-        text = line.text[prefix.end() :] if prefix else line.text
-        streams.setdefault((line.command, line.label, rank), []).append((position, text))
-    has_labels = any(line.label for line in lines)
-    for (_, label, rank), stream in streams.items():
-        stderr = bool(label) and not label.endswith("<stdout>") or not has_labels
-        end = 0
-        for start, (position, text) in enumerate(stream):
-            if start < end or not (text == _HEADER or stderr and _ERROR.match(text)):
-                continue
-            block = _block([text for _, text in stream[start:]])
-            end = start + len(block)
-            report = "\n".join(block)
-            if not _REACTION.search(report):
-                yield _Report(position, lines[position], rank, report)
-
-
-def _block(texts: Sequence[str]) -> list[str]:
-    """Return the traceback or message that texts begin with, and the exceptions chained to it."""
-    block = [texts[0]]
-    in_message = texts[0] != _HEADER
-    after_chain = False
-    for position, text in enumerate(texts[1:], start=1):
-        following = next((t for t in texts[position:] if t.strip()), "")
-        if after_chain or following.startswith(_CHAIN):
-            in_message = False
-        elif in_message and (not text.strip() or text == _HEADER or _OTHER_TEXT.match(text)):
-            break
-        elif not text.startswith(" "):
-            in_message = True
-        block.append(text)
-        if text.strip():
-            after_chain = text.startswith(_CHAIN)
-    return block
 
 
 def _last_lines(lines: Sequence[Line], end: _Exit | None = None, count: int = 10) -> str:

@@ -71,9 +71,11 @@ def run_local(
     if any(codes):
         raise _failed(commands, codes, first_failure(lines), output)
     if None in codes:
+        failure = first_failure(lines[:in_time])
         message = f"The job did not end within {timeout_s:g} s and was stopped."
-        late = commands[codes.index(None)]
-        raise JobFailed(message, late, first_failure(lines[:in_time]), output)
+        if failure.rank is not None:  # MPICH leaves the other ranks waiting
+            message += f" Rank {failure.rank} had failed:"
+        raise JobFailed(message, commands[codes.index(None)], failure, output)
     return output
 
 

@@ -1,7 +1,5 @@
 """Run one %%px cell on ranks that may raise, hang or die, and always come back.
 
-Text is shown in rank order while the cell runs: first everything rank 0 prints, as it comes, then
-rank 1, and so on. So the text of a cell is the same in every run.
 Lesson: notebooks/08_when_it_hangs.ipynb
 """
 
@@ -9,39 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_helpers.lesson import in_rank
+from ddp_helpers.lesson.places import Rank, find_places
+from ddp_helpers.lesson.rank_text import RankText, label
 from ddp_helpers.lesson.report import GO_ON, Frame, Outcome, shorten, write_report
 
 _POLL_S = 0.03
 _GRACE_S = 2.0  # for the other ranks to end by themselves once one has raised
 _SETTLE_S = 5.0  # and at most this much more, until those that wait stand still
 _STOP_S = 1.0  # for an interrupted rank to come back
-
-
-@dataclass(frozen=True, eq=False)
-class Rank:
-    """One engine: its MPI rank, its process, its ipyparallel view and the folder it writes to."""
-
-    rank: int
-    pid: int
-    view: Any
-    folder: Path
-
-    @property
-    def output(self) -> Path:
-        return self.folder / f"output_of_{self.pid}"
-
-    @property
-    def stack(self) -> Path:
-        return self.folder / f"stack_of_{self.pid}"
 
 
 class RanksFailed(RuntimeError):
@@ -78,7 +57,7 @@ def finish_cell(
     why_gone returns the reason once the ranks' processes have ended. Raises RanksFailed unless
     every rank finishes within timeout_s seconds; ranks that can be stopped are then stopped.
     """
-    text = _Text(pending)
+    text = RankText(pending)
     try:
         headline = _wait(pending, text, timeout_s, why_gone)
     except KeyboardInterrupt:
@@ -104,75 +83,11 @@ def still_busy(pending: Mapping[Rank, Any]) -> list[Rank]:
     return [one for one, result in pending.items() if not result.ready()]
 
 
-def find_places(ranks: Sequence[Rank]) -> dict[Rank, tuple[Frame, ...]]:
-    """Return where in its cell each rank is now, outermost frame first.
-
-    Each rank's faulthandler writes it on a signal, even when the rank is blocked in C.
-    """
-    before = {}
-    for one in ranks:
-        with contextlib.suppress(OSError):
-            before[one] = one.stack.stat().st_size
-            os.kill(one.pid, signal.SIGUSR1)
-    end = time.monotonic() + 1
-    text = dict.fromkeys(before, "")
-    while time.monotonic() < end:
-        time.sleep(0.05)
-        last, text = text, {one: one.stack.read_text()[size:] for one, size in before.items()}
-        if last == text and all(text.values()):
-            break
-    return {one: parse_stack(text.get(one, "")) for one in ranks}
-
-
-def parse_stack(text: str) -> tuple[Frame, ...]:
-    """Return the frames of the cell's thread in a faulthandler dump, outermost first."""
-    for thread in text.split("(most recent call first):"):
-        frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', thread, re.MULTILINE)
-        own = [i for i, frame in enumerate(frames) if Path(frame[0]).name == "in_rank.py"]
-        if own:
-            return tuple((file, int(line), name) for file, line, name in frames[: own[0]][::-1])
-    return ()
-
-
-def label(rank: int, text: str) -> str:
-    """Return text with [rank N] before each line, unless the rank has written that itself."""
-    mark = f"[rank {rank}]"
-    labelled = []
-    for line in text.removesuffix("\n").split("\n") if text else []:
-        line = line.rstrip("\r").rsplit("\r", 1)[-1]  # what a progress bar has drawn over
-        labelled.append(line if line.startswith(mark) else f"{mark} {line}".rstrip())
-    return "".join(f"{line}\n" for line in labelled)
-
-
-class _Text:
-    """Shows what ranks have written so far, whole lines, one rank after the other."""
-
-    def __init__(self, ranks: Iterable[Rank]):
-        self._waiting = sorted(ranks, key=lambda one: one.rank)
-        self._offset = 0  # bytes already shown of the first rank that waits
-
-    def show(self, finished: Collection[Rank]) -> None:
-        while self._waiting:
-            one = self._waiting[0]
-            last = one in finished
-            self._show_new(one, last)
-            if not last:
-                return
-            self._waiting.pop(0)
-            self._offset = 0
-
-    def _show_new(self, one: Rank, last: bool) -> None:
-        with contextlib.suppress(FileNotFoundError), open(one.output, "rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-            if not last:
-                new = new[: new.rfind(b"\n") + 1]
-            self._offset += len(new)
-            print(label(one.rank, new.decode(errors="replace")), end="", flush=True)
-
-
 def _wait(
-    pending: Mapping[Rank, Any], text: _Text, timeout_s: float, why_gone: Callable[[], str | None]
+    pending: Mapping[Rank, Any],
+    text: RankText,
+    timeout_s: float,
+    why_gone: Callable[[], str | None],
 ) -> str:
     """Return "" when all ranks are back or one has raised, and else why waiting has no use."""
     deadline = time.monotonic() + timeout_s

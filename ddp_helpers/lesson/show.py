@@ -74,15 +74,30 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = Non
 
 
 def show_commands(commands: Iterable[HostCommand], width: int = 88) -> None:
-    """Print commands with their host in front, in lines that can be pasted into a shell."""
+    """Print commands with their host in front, in lines that can be pasted into a shell.
+
+    An option and its value stay on one line.
+    """
     for command in commands:
         lines = [f"{command.host}$"]
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in command.env]
-        for word in [*assignments, *map(shlex.quote, command.argv)]:
-            if len(lines[-1]) + len(word) > width - 3:  # room for two blanks and a backslash
+        for piece in _pieces(command):
+            if len(lines[-1]) + len(piece) > width - 3:  # room for two blanks and a backslash
                 lines.append("   ")
-            lines[-1] += f" {word}"
+            lines[-1] += f" {piece}"
         print(" \\\n".join(lines))
+
+
+def _pieces(command: HostCommand) -> list[str]:
+    """Return the parts of a command line between which a line may end."""
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in command.env]
+    pieces = [*assignments, command.argv[0]]
+    for word in map(shlex.quote, command.argv[1:]):
+        is_value = not word.startswith("-") and re.fullmatch(r"--?[\w-]+", pieces[-1])
+        if is_value:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    return pieces
 
 
 def _source(one: Any) -> str:

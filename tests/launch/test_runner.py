@@ -105,6 +105,16 @@ def test_a_job_that_is_too_late_is_stopped_and_shows_its_last_lines(environ):
     assert caught.value.exit_code is None
 
 
+def test_a_failure_that_did_not_end_the_job_is_reported_when_it_is_too_late(environ):
+    # MPICH's mpiexec goes on waiting for the others when one rank has failed.
+    code = "import time\nprint('[rank1]: Traceback (most recent call last):', flush=True)\n"
+    code += "print('[rank1]: ValueError: bad', flush=True); time.sleep(600)"
+    with pytest.raises(JobFailed, match="was stopped. Rank 1 had failed:\nTraceback") as caught:
+        run_local([python(code)], 0.5, environ=environ)
+    assert caught.value.rank == 1
+    assert caught.value.traceback == "Traceback (most recent call last):\nValueError: bad"
+
+
 def test_more_output_than_a_pipe_holds_does_not_block(environ):
     output = run_local(
         [python("print('x' * 100 + '\\n', end='') or print('y' * 10**6)")], 20, False

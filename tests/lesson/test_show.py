@@ -1,6 +1,7 @@
 """Source, differences and tables are shown as they are, with the same text on every machine."""
 
 import contextlib
+import re
 import shlex
 from dataclasses import replace
 
@@ -118,11 +119,13 @@ def test_display_sends_both_kinds_of_text():
 
 
 def test_commands_keep_their_words_when_their_lines_are_broken(capsys):
-    job = Job("train.py", ("--name", "a b", *["--more=options"] * 9), hosts=parse_hosts("a:2,b:2"))
+    args = ("--name", "a b", *["--more", "of-a-length-that-differs-from-line-to-line"] * 9)
+    job = Job("train.py", args, hosts=parse_hosts("a:2,b:2"), python="python")
     commands = torchrun(replace(job, env={"NOTE": "two words"}))
     show.show_commands(commands)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 88
+    assert not re.search(r"--more \\\n", printed)
     typed = [line.split("$ ", 1) for line in printed.replace("\\\n", "").splitlines()]
     assert [host for host, _ in typed] == ["a", "b"]
     for command, (_, line) in zip(commands, typed, strict=True):
