@@ -21,7 +21,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: lab demo test test-fast lint format notebooks setup
 
 lab: $(READY)
-	$(BIN)/python -m jupyter lab --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(if $(OMPI_ALLOW_RUN_AS_ROOT),--allow-root)
+	$(BIN)/python -m jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(if $(OMPI_ALLOW_RUN_AS_ROOT),--allow-root)
 
 demo: $(READY)
 	$(BIN)/python -m ddp_helpers demo

@@ -16,7 +16,6 @@ import linecache
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -56,11 +55,12 @@ def run_cell(source: str, name: str, output: str) -> dict[str, Any]:
     old_publisher, shell.display_pub = shell.display_pub, publisher
     error = None
     try:
-        with _text_goes_to(output), _interruptible():
+        with _text_goes_to(output):
             try:
                 _execute(shell, source, name)
             except BaseException as failure:  # SystemExit and KeyboardInterrupt end a cell too
                 error = _describe(failure, name)
+            # What the failed functions held, such as a store with its port, is free again.
             gc.collect()
     finally:
         shell.display_pub = old_publisher
@@ -154,16 +154,3 @@ def _text_goes_to(path: str) -> Iterator[None]:
         for number, copy in kept:
             os.dup2(copy, number)
             os.close(copy)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt in the cell; an engine ignores it otherwise."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -54,7 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     def add(name, **options):
         parser.add_argument(*dict.fromkeys([name, name.replace("_", "-")]), **options)
 
-    add("--arch", choices=[f"resnet{n}" for n in (18, 34, 50, 101, 152)], default="resnet18")
+    archs = [f"resnet{layers}" for layers in (18, 34, 50, 101, 152)]
+    add("--arch", choices=archs, default="resnet18", help="model of torchvision")
     add("--data", choices=data.NAMES, default="digits", help="what to train on")
     add("--use_syn", dest="data", action="store_const", const="synthetic", help="synthetic data")
     add("--data_dir", default="data", help="cifar10 is read from here, or downloaded to it")
@@ -82,6 +83,10 @@ def train(args: argparse.Namespace, env: LaunchEnvironment, device: torch.device
     log = rank_logger(env.rank)
     set_seed(args.seed, env.rank)
     train_loader, test_loader = build_loaders(args, env, device)
+    if args.batch_size > len(train_loader.sampler):
+        log.info(
+            f"--batch_size {args.batch_size}: a rank has only {len(train_loader.sampler)} images"
+        )
     state = build_state(args, device, len(train_loader))
     model, optimizer, scheduler, scaler = state
     path = Path(args.save or "") / "checkpoint.pt"

@@ -11,6 +11,10 @@ def mean(values):
     return sum(values) / len(values)
 
 
+def fail(text):
+    raise ValueError(text)
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -50,6 +54,7 @@ def test_a_right_answer_is_correct(answer, expected, capsys):
         pytest.param(
             lambda: mean([]), 0.0, "ZeroDivisionError: division by zero", id="an exception"
         ),
+        pytest.param(lambda: fail("one\ntwo"), 0, "ValueError: one\n", id="an error of two lines"),
         pytest.param(
             lambda: torch.ones(2) @ torch.ones(3), 0.0, "RuntimeError: ", id="torch's exception"
         ),

@@ -64,6 +64,7 @@ def test_a_decorated_function_is_shown_and_not_its_wrapper(shown):
         yield
 
     show.show_source(opened)
+    assert shown[0][0].startswith("From `tests/lesson/test_show.py`:")
     assert shown[0][1].startswith("@contextlib.contextmanager\ndef opened():")
 
 

@@ -118,6 +118,15 @@ def test_it_runs_without_a_launcher_and_with_every_way_to_train_faster(tmp_path,
 
 
 @pytest.mark.launcher
+@pytest.mark.usefixtures("threads")
+def test_a_batch_larger_than_the_data_is_trained_on_and_said(capsys):
+    train_resnet.main(["--backend", "gloo", *QUICK, "--batch_size=8192"])
+    note, line = capsys.readouterr().out.splitlines()
+    assert note == "--batch_size 8192: a rank has only 512 images"
+    assert LINE.fullmatch(line)
+
+
+@pytest.mark.launcher
 def test_every_launcher_trains_the_same_parameters(tmp_path):
     hashes = {}
     for launcher in ("torchrun", "torch.distributed.launch", "mpirun"):
