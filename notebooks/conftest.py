@@ -39,7 +39,7 @@ def pytest_runtest_teardown(item, nextitem):
     """After the last cell, nbval kills the kernel: see that its engines end with it."""
     kernel = item.parent.kernel
     last = nextitem is None or nextitem.parent is not item.parent
-    pid = kernel.km.provisioner.pid if last and kernel.is_alive() else None
+    pid = kernel.km.provisioner.pid if last and kernel and kernel.is_alive() else None
     try:
         return (yield)
     finally:
