@@ -115,7 +115,7 @@ def wait_for_listener(address: str, port: int, timeout_s: float) -> str | None:
         now = time.monotonic()
         if now > deadline:
             return reason
-        time.sleep(min(max((now - began) / 20, 0.001), 0.05))  # short at first: rank 0 is near
+        time.sleep(min(max((now - began) / 20, 0.0002), 0.05))  # short at first: rank 0 is near
 
 
 def port_owner(port: int) -> str | None:

@@ -237,7 +237,7 @@ def _wait(store: dist.Store, keys: list[str], deadline: float) -> bool:
         now = time.monotonic()
         if now > deadline:
             return False
-        time.sleep(min(max((now - began) / 20, 0.001), 0.2))
+        time.sleep(min(max((now - began) / 20, 0.0001), 0.2))
     return True
 
 
