@@ -11,6 +11,7 @@ Lesson: notebooks/01_processes_and_ranks.ipynb
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Mapping
@@ -142,13 +143,13 @@ def explain(environ: Mapping[str, str] = os.environ) -> str:
     return "\n".join(lines)
 
 
-def add_local_rank_argument(parser) -> None:
+def add_local_rank_argument(parser: argparse.ArgumentParser) -> None:
     """Accept --local-rank and --local_rank on an argparse parser, and show neither in --help.
 
     torch.distributed.launch adds --local-rank=N to every script it starts (torch 1 wrote
     --local_rank). The value is not used: it is already in LOCAL_RANK.
     """
-    parser.add_argument("--local-rank", "--local_rank", help="==SUPPRESS==")
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)
 
 
 def _find_launcher(environ: Mapping[str, str]) -> _Launcher | None:

@@ -175,15 +175,16 @@ def test_a_rank_that_raises_in_a_group_ends_the_others(run):
     run(GROUP)
     cell = """
     with process_group(env, timeout_s=60):
+        MPI.COMM_WORLD.Barrier()  # both are in the group
         if env.rank == 0:
             raise ValueError("boom")
         dist.barrier()
     """
     expected = (
         "rank 0 raised ValueError: boom\n"
-        '    line 4 of the cell: raise ValueError("boom")\n'
+        '    line 5 of the cell: raise ValueError("boom")\n'
         "rank 1 then raised RuntimeError: Connection closed by peer\n"
-        "    line 5 of the cell: dist.barrier()"
+        "    line 6 of the cell: dist.barrier()"
     )
     assert [run(cell) for _ in range(5)] == [expected] * 5
 

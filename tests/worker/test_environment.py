@@ -1,8 +1,11 @@
+import argparse
+
 import pytest
 
 from ddp_helpers.worker.environment import (
     LaunchEnvironment,
     LaunchEnvironmentError,
+    add_local_rank_argument,
     detect,
     explain,
 )
@@ -152,3 +155,11 @@ def test_detect_writes_nothing():
     environ = dict(OPEN_MPI)
     detect(environ)
     assert environ == OPEN_MPI
+
+
+@pytest.mark.parametrize("argv", [[], ["--local-rank=1"], ["--local_rank=1"]], ids=str)
+def test_both_spellings_of_local_rank_are_accepted_and_neither_is_shown(argv):
+    parser = argparse.ArgumentParser()
+    add_local_rank_argument(parser)
+    parser.parse_args(argv)
+    assert "local" not in parser.format_help()
