@@ -23,10 +23,22 @@ import torch.distributed as dist
 
 try:
     from .environment import LaunchEnvironment, LaunchEnvironmentError
-    from .rendezvous import RendezvousError, check_master, meet
+    from .rendezvous import (
+        RendezvousError,
+        check_master,
+        meet,
+        say_connected,
+        wait_until_connected,
+    )
 except ImportError:  # copied next to a script
     from environment import LaunchEnvironment, LaunchEnvironmentError
-    from rendezvous import RendezvousError, check_master, meet
+    from rendezvous import (
+        RendezvousError,
+        check_master,
+        meet,
+        say_connected,
+        wait_until_connected,
+    )
 
 
 @contextlib.contextmanager
@@ -55,9 +67,11 @@ def process_group(
     with interface_variables(check_master(env)):
         store = meet(env, timeout_s) if env.world_size > 1 else dist.HashStore()
         _initialise(env, backend, device, store, deadline, timeout_s)
+        say_connected(env, store)
         try:
             yield device
         finally:
+            wait_until_connected(env, store, timeout_s=5.0)
             dist.destroy_process_group()
 
 

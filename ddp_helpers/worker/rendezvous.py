@@ -9,6 +9,7 @@ Source: torch.distributed.TCPStore. Lesson: notebooks/01_processes_and_ranks.ipy
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -131,6 +132,21 @@ def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
             f"rank {env.rank}: {str(error).splitlines()[0]}\n"
             "The connection to rank 0's store failed: look at the output of rank 0."
         ) from error
+
+
+def say_connected(env: LaunchEnvironment, store: dist.Store) -> None:
+    """Tell the others, through the group's store, that this rank has its connections."""
+    store.set(f"connected {env.rank}", "yes")
+
+
+def wait_until_connected(env: LaunchEnvironment, store: dist.Store, timeout_s: float) -> None:
+    """Wait, at most timeout_s seconds, until every rank has its connections.
+
+    A rank that leaves the group earlier would break those that are still connecting to it.
+    """
+    everyone = [f"connected {rank}" for rank in range(env.world_size)]
+    with contextlib.suppress(dist.DistNetworkError):  # rank 0 has gone: nothing to wait for
+        _wait(store, everyone, time.monotonic() + timeout_s)
 
 
 def _left(deadline: float) -> float:

@@ -1,5 +1,6 @@
 """The sources' example, started by each launcher as a user would type it."""
 
+import socket
 import subprocess
 import sys
 
@@ -99,11 +100,26 @@ BAD_INPUT = {
 BY_HAND = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
 
+RUN = f"import runpy; runpy.run_module({MODULE[1]!r}, run_name='__main__')"
+
+
 @pytest.mark.launcher
 @pytest.mark.parametrize(("variables", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
 def test_bad_input_is_answered_in_one_message(start_ranks, variables, message):
-    code = f"import runpy; runpy.run_module({MODULE[1]!r}, run_name='__main__')"
-    (done,) = start_ranks(code, [{**BY_HAND, **variables}])
+    (done,) = start_ranks(RUN, [{**BY_HAND, **variables}])
+    assert_one_message(done, message)
+
+
+@pytest.mark.launcher
+def test_a_port_in_use_is_answered_in_one_message(start_ranks):
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+        taken = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        (done,) = start_ranks(RUN, [{**BY_HAND, **taken}])
+    assert_one_message(done, f"error: MASTER_PORT={port} is in use on ")
+
+
+def assert_one_message(done, message):
     assert done.status == 1
     assert done.output.startswith(message)
     assert len(done.output.splitlines()) <= 3

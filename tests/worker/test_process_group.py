@@ -155,6 +155,27 @@ def test_groups_can_follow_each_other_on_one_port(start_ranks):
 
 
 @launcher
+def test_a_rank_that_leaves_at_once_does_not_break_one_that_still_connects(start_ranks):
+    # Rank 1's connection phase is held up; without a wait on leaving, rank 0 would be gone by then.
+    code = """
+import time, torch.distributed as dist
+from ddp_helpers.worker.environment import detect
+from ddp_helpers.worker import process_group as module
+env = detect()
+if env.rank == 1:
+    late = module.say_connected
+    module.say_connected = lambda *args: (time.sleep(1), late(*args))
+with module.process_group(env, timeout_s=60):
+    met = time.monotonic()
+left = time.monotonic() - met
+print("waited" if left > 0.5 else "left at once")
+"""
+    first, second = start_ranks(code, 2)
+    assert (first.status, first.output) == (0, "waited\n")
+    assert (second.status, second.output) == (0, "left at once\n")
+
+
+@launcher
 def test_a_rank_that_never_starts_is_named_on_every_other(start_ranks, free_port):
     environments = [by_hand(rank, 3, free_port) for rank in (0, 2)]
     for finished in start_ranks(ALL_REDUCE, environments, "1", "3"):
