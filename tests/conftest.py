@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ddp_helpers.worker import network
 
 if os.geteuid() == 0:  # Open MPI refuses root otherwise; engines and launchers inherit this
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
@@ -30,6 +31,13 @@ def environment_is_left_alone():
     assert after == before
 
 
+@pytest.fixture(autouse=True)
+def inductor_cache(monkeypatch, tmp_path_factory):
+    """Set the variable that torch sets when DDP or compile is first used, so no test leaks it."""
+    folder = tmp_path_factory.getbasetemp() / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 @dataclass(frozen=True)
 class Finished:
     """How one rank ended: its exit status, what it printed, and after how many seconds."""
@@ -41,8 +49,7 @@ class Finished:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
+    return network.free_port()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from .runner import JobFailed, launch_here
 
 LAUNCHERS = ("torch.distributed.launch", "torchrun", "mpirun")
 WANTED_ACCURACY = 0.95
-ROW = "{:<26}{:<26}{:<34}{:<17}{}"
+WIDTHS = (26, 26, 34, 17)  # of all columns but the last
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print a table with one row per launcher; return 1 when a job failed or parameters differ."""
     header = ("launcher", "message passing", "ResNet-18 on real digits", "test accuracy")
-    print(ROW.format(*header, "parameters"))
+    for column, text in enumerate(header):
+        _cell(column, text)
+    print("parameters")
     trained = []
     for launcher in LAUNCHERS:
         try:
@@ -39,27 +41,27 @@ def main(args: argparse.Namespace) -> int:
             return 1
     hashes = {result["parameters"] for results in trained for result in results}
     lowest = min(result["accuracy"] for results in trained for result in results)
-    equal = len(hashes) == 1
+    equal, good = len(hashes) == 1, lowest >= WANTED_ACCURACY
     print(f"\nEqual parameters under all {len(LAUNCHERS)} launchers: {'yes' if equal else 'NO'}")
-    print(f"Test accuracy at least {WANTED_ACCURACY:.0%}: {'yes' if _good(lowest) else 'NO'}")
-    return 0 if equal and _good(lowest) else 1
+    print(f"Test accuracy at least {WANTED_ACCURACY:.0%}: {'yes' if good else 'NO'}")
+    return 0 if equal and good else 1
 
 
 def _row(launcher: str, timeout_s: float) -> list[dict]:
     """Run both scripts under launcher, print the row as it comes, return what was trained."""
-    print(f"{launcher:<26}", end="", flush=True)
+    _cell(0, launcher)
     began = time.monotonic()
     results = launch_here(launcher, "ddp_helpers.scripts.message_passing", n=4, timeout_s=timeout_s)
     got = sum(result["number"] == 42.0 for result in results)
-    cell = f"{got} of 4 ranks, {time.monotonic() - began:.0f} s"
-    print(f"{cell:<26}", end="", flush=True)
+    _cell(1, f"{got} of 4 ranks, {time.monotonic() - began:.0f} s")
     began = time.monotonic()
     trained = launch_here(launcher, "ddp_helpers.scripts.train_resnet", n=2, timeout_s=timeout_s)
     first = trained[0]
-    cell = f"2 ranks, {first['images_per_s']:.0f} images/s, {time.monotonic() - began:.0f} s"
-    print(f"{cell:<34}{first['accuracy']:<17.1%}{first['parameters'][:12]}", flush=True)
+    _cell(2, f"2 ranks, {first['images_per_s']:.0f} images/s, {time.monotonic() - began:.0f} s")
+    _cell(3, f"{first['accuracy']:.1%}")
+    print(first["parameters"][:12], flush=True)
     return trained
 
 
-def _good(accuracy: float) -> bool:
-    return accuracy >= WANTED_ACCURACY
+def _cell(column: int, text: str) -> None:
+    print(f"{text:<{WIDTHS[column]}}", end="", flush=True)

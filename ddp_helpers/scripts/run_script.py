@@ -44,10 +44,10 @@ def main(args: argparse.Namespace) -> int:
         env = detect()
         # Imports torch, which the script is about to do as well.
         from ddp_helpers.worker.process_group import interface_variables
-        from ddp_helpers.worker.rendezvous import check_master, check_port
+        from ddp_helpers.worker.rendezvous import check_master, check_port, serves_store
 
         interface = check_master(env)
-        if env.rank == 0 and env.master_port and env.launcher != "torchrun":
+        if env.master_port and serves_store(env):
             check_port(env.master_port)
         env = _with_master(env)
     except (LaunchEnvironmentError, TimeoutError) as error:

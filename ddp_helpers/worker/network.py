@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import ipaddress
 import os
 import re
@@ -25,9 +24,7 @@ if sys.platform == "linux":
 
 def resolve(name: str) -> str:
     """Return the address of a host name, IPv4 where there is one. Raises OSError if it has none."""
-    # bytes: for text, the first call in a process spends milliseconds on importing IDNA tables.
-    host = name.encode() if name.isascii() else name
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(_bytes(name), None, type=socket.SOCK_STREAM)
     addresses = [entry[4][0] for entry in sorted(found, key=lambda entry: entry[0])]
     return addresses[0]  # AF_INET sorts before AF_INET6
 
@@ -75,26 +72,25 @@ def interface_to(address: str) -> str | None:
 def outward_interface() -> str | None:
     """Return the interface of the default route, or the only one that is not loopback."""
     # An address reserved for documentation (RFC 5737): the default route leads there.
-    interface = interface_to("192.0.2.1")
+    if interface := interface_to("192.0.2.1"):
+        return interface
     others = {name for name, address in own_addresses() if not is_loopback(address)}
-    return interface or (others.pop() if len(others) == 1 else None)
+    return others.pop() if len(others) == 1 else None
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on port (0: any free one), and on all IPv4 addresses.
+
+    On all IPv6 addresses, if address is one. Raises OSError where the port is in use
+    (EADDRINUSE) or is not for this user (EACCES).
+    """
+    return socket.create_server(("", port), family=_family(address))
 
 
 def free_port() -> int:
     """Return a port that is free now. Call it on one rank only, and tell the others."""
-    with socket.create_server(("", 0)) as server:
+    with listen("127.0.0.1", 0) as server:
         return server.getsockname()[1]
-
-
-def port_is_free(port: int) -> bool:
-    """Return True when a server could listen on port now."""
-    try:
-        with socket.create_server(("", port)):
-            return True
-    except OSError as error:
-        if error.errno == errno.EACCES:  # below 1024, not root: free, but not for this user
-            return False
-        return error.errno != errno.EADDRINUSE
 
 
 def wait_for_listener(address: str, port: int, timeout_s: float) -> str | None:
@@ -104,7 +100,7 @@ def wait_for_listener(address: str, port: int, timeout_s: float) -> str | None:
     while True:
         left = max(deadline - time.monotonic(), 0.05)
         try:
-            socket.create_connection((address, port), timeout=left).close()
+            socket.create_connection((_bytes(address), port), timeout=left).close()
             return None
         except ConnectionRefusedError:
             reason = "connection refused: nothing listens there"
@@ -174,8 +170,17 @@ def _meeting_file() -> Path:
     return Path(tempfile.gettempdir()) / f"ddp_helpers-{os.getuid()}" / name
 
 
+def _bytes(name: str) -> str | bytes:
+    """Return name in the form for which Python does not import its IDNA tables (milliseconds)."""
+    return name.encode() if name.isascii() else name
+
+
 def _socket_for(address: str, kind: socket.SocketKind) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
+    return socket.socket(_family(address), kind)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ Source: torch.distributed.TCPStore. Lesson: notebooks/01_processes_and_ranks.ipy
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -54,7 +55,7 @@ def check_master(env: LaunchEnvironment) -> str | None:
     interface = network.interface_to(address)
     if network.is_loopback(address) and not env.one_node:
         interface = _interface_beyond_loopback(env, address)
-    if env.rank == 0 and not _agent_serves_store(env) and not network.is_mine(address):
+    if serves_store(env) and not network.is_mine(address):
         raise LaunchEnvironmentError(
             f"MASTER_ADDR={env.master_addr} ({address}) is no address of {socket.gethostname()},"
             f" where rank 0 runs.\nSet MASTER_ADDR to one of: {_own_addresses()}."
@@ -97,15 +98,22 @@ def _interface_beyond_loopback(env: LaunchEnvironment, address: str) -> str | No
 
 
 def check_port(port: int) -> None:
-    """On rank 0: raise LaunchEnvironmentError, naming the owner, when MASTER_PORT is in use."""
-    if not network.port_is_free(port):
+    """On rank 0: raise LaunchEnvironmentError when MASTER_PORT cannot be listened on."""
+    _listen("127.0.0.1", port).close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    try:
+        return network.listen(address, port)
+    except OSError as error:
         owner = network.port_owner(port)
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"({error.strerror})"
         raise LaunchEnvironmentError(
-            f"MASTER_PORT={port} is in use on {socket.gethostname()}"
+            f"MASTER_PORT={port} {reason} on {socket.gethostname()}"
             f"{f' by {owner}' if owner else ''}.\n"
             "Stop that process, or set another MASTER_PORT on every rank, such as"
             f" {network.free_port()}."
-        )
+        ) from None
 
 
 def _own_addresses() -> str:
@@ -114,9 +122,10 @@ def _own_addresses() -> str:
     return ", ".join(outside) or "none but loopback"
 
 
-def _agent_serves_store(env: LaunchEnvironment) -> bool:
-    """True when torchrun's agent, and not rank 0, listens on MASTER_PORT."""
-    return env.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def serves_store(env: LaunchEnvironment) -> bool:
+    """True when this process listens on MASTER_PORT: rank 0, unless torchrun's agent does it."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return env.rank == 0 and not (env.launcher == "torchrun" and agent)
 
 
 def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
@@ -162,33 +171,41 @@ def _agreed_port(deadline: float) -> int:
 
 def _connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
     """Open the store's server on rank 0, or connect to it."""
-    server = env.rank == 0 and not _agent_serves_store(env)
-    address, port = env.master_addr or "127.0.0.1", env.master_port
-    if server:
-        store = _serve(address, port, env.world_size)
+    address, port = network.resolve(env.master_addr or "127.0.0.1"), env.master_port
+    if serves_store(env):
+        store = _serve(address, port)
         if port is None:
             network.write_meeting_port(store.port)
         return store
     port = port or _agreed_port(deadline)
     if reason := network.wait_for_listener(address, port, _left(deadline)):
         raise RendezvousError(
-            f"rank {env.rank}: no store at {address}:{port}: {reason}.\n"
+            f"rank {env.rank}: no store at {env.master_addr or address}:{port}: {reason}.\n"
             "Is rank 0 started on that node, and is the port open to this one?"
         )
     timeout = timedelta(seconds=max(_left(deadline), 0.1))
-    return dist.TCPStore(address, port, env.world_size, False, timeout, wait_for_workers=False)
+    return dist.TCPStore(address, port, None, False, timeout, wait_for_workers=False)
 
 
 @functools.cache
-def _serve(address: str, port: int | None, world_size: int) -> dist.TCPStore:
+def _serve(address: str, port: int | None) -> dist.TCPStore:
     """Open the store's server, once in the life of this process, on port or on any free one."""
     # Closed with the group, it could still be reached by a rank that is already on its way to
-    # the next group. wait_for_workers=False: _wait_for_all waits, and can say for whom.
-    if port is not None:
-        check_port(port)
-    return dist.TCPStore(
-        address, port or 0, world_size, True, wait_for_workers=False, multi_tenant=True
-    )
+    # the next group. multi_tenant: a plain init_process_group of this process can use it too.
+    # The socket is ours because torch's own is IPv6 and IPv4 in one: the server looks up the
+    # name of every rank that connects, and then asks DNS even for names in /etc/hosts, so that
+    # a name server that does not answer costs every rank 5 s or more.
+    with _listen(address, port or 0) as server:
+        port = server.getsockname()[1]
+        return dist.TCPStore(
+            address,
+            port,
+            None,  # told the number of ranks, torch would sleep a millisecond per rank
+            True,
+            wait_for_workers=False,  # _wait_for_all waits, and can say for whom
+            multi_tenant=True,
+            master_listen_fd=server.detach(),
+        )
 
 
 def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) -> dist.Store:

@@ -23,13 +23,6 @@ LINE = re.compile(
 )
 
 
-@pytest.fixture(autouse=True)
-def inductor_cache(monkeypatch, tmp_path_factory):
-    """Set the variable that torch sets when DDP is first used, so no test leaks it."""
-    folder = tmp_path_factory.getbasetemp() / "inductor"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-
-
 @pytest.fixture
 def threads():
     """Put back what main sets for its process."""

@@ -58,13 +58,6 @@ def worlds(tmp_path_factory) -> Callable[[str, int], list]:
     return values
 
 
-@pytest.fixture(autouse=True)
-def inductor_cache(monkeypatch, tmp_path_factory):
-    """Set the variable that torch sets when DDP or compile is first used, so no test leaks it."""
-    folder = tmp_path_factory.getbasetemp() / "inductor"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-
-
 @pytest.fixture
 def group_of_one():
     """A process group of this process alone."""

@@ -45,19 +45,28 @@ def test_every_own_address_is_reached_from_its_own_interface():
             assert network.interface_to(address) == interface
 
 
-def test_a_held_port_is_not_free_and_its_owner_is_named():
+def test_a_held_port_cannot_be_listened_on_and_its_owner_is_named():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        assert not network.port_is_free(port)
+        with pytest.raises(OSError, match="in use"):
+            network.listen("127.0.0.1", port)
         if sys.platform == "linux":
             assert network.port_owner(port).startswith(f"pid {os.getpid()} (")
-    assert network.port_is_free(port)
+    network.listen("127.0.0.1", port).close()
     assert network.port_owner(port) is None
 
 
+@pytest.mark.parametrize(
+    ("address", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)]
+)
+def test_a_listener_has_the_family_of_the_address_alone(address, family):
+    # IPv6 and IPv4 in one socket would make torch's store ask DNS about every rank.
+    with network.listen(address, 0) as server:
+        assert server.family == family
+
+
 def test_a_free_port_can_be_listened_on():
-    with socket.create_server(("", network.free_port())):
-        pass
+    network.listen("127.0.0.1", network.free_port()).close()
 
 
 def test_waiting_for_a_listener_ends_with_the_reason():
