@@ -76,14 +76,13 @@ def process_group(
 
 
 def _choose_backend(env: LaunchEnvironment, backend: str | None) -> tuple[str, torch.device]:
-    has_cuda = torch.cuda.is_available()
     if backend in (None, "auto"):
-        backend = "nccl" if has_cuda else "gloo"
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "gloo":
         return backend, torch.device("cpu")
     if backend != "nccl":
         raise LaunchEnvironmentError(f"backend {backend!r}, expected 'gloo' or 'nccl'.")
-    if not has_cuda:
+    if not torch.cuda.is_available():
         raise LaunchEnvironmentError(
             "backend nccl needs a CUDA device and torch sees none: use gloo (--backend gloo)."
         )
