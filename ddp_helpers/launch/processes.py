@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -33,6 +35,7 @@ def started(
     job_id = uuid.uuid4().hex
     processes: list[subprocess.Popen] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_guard(job_id, log_dir))
         pipes = stack.enter_context(selectors.DefaultSelector())
         try:
             for number, command in enumerate(commands):
@@ -51,6 +54,27 @@ def started(
             yield processes, pipes
         finally:
             _stop(processes, pipes, job_id, take)
+
+
+@contextlib.contextmanager
+def _guard(job_id: str, log_dir: str) -> Iterator[None]:
+    """End the job also when this process is killed and runs no cleanup: a second one watches.
+
+    It waits at the end of a pipe, which the system closes however this process ends.
+    """
+    guard = subprocess.Popen(
+        [sys.executable, "-m", __name__, job_id, log_dir],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.wait()
+        guard.stdin.close()
 
 
 def watch(
@@ -126,6 +150,18 @@ def processes_of(job_id: str) -> list[int]:
     return found
 
 
+def _end_unattended(job_id: str, log_dir: str) -> None:
+    """In the guard: end the job of a process that was killed, and remove its folder."""
+    for process_id in processes_of(job_id):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process_id, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_S
+    while processes_of(job_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _kill([], job_id)
+    shutil.rmtree(log_dir, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def signals_end_the_block() -> Iterator[None]:
     """Let SIGTERM and SIGHUP leave the with block by SystemExit, so that finally clauses run.
@@ -148,3 +184,8 @@ def signals_end_the_block() -> Iterator[None]:
     finally:
         for number in unset:
             signal.signal(number, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()  # returns when the process that started the job has gone
+    _end_unattended(*sys.argv[1:])

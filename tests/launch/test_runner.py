@@ -31,16 +31,29 @@ def environ():
     """An environment that marks a test's processes; at the end none of them may be left."""
     mark = uuid.uuid4().hex
     yield {**os.environ, "TEST_OF_THE_RUNNER": mark}
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TEST_OF_THE_RUNNER") == mark:
-                left.append((process.pid, process.cmdline()))
-        except psutil.Error:
-            continue
+    left = marked({"TEST_OF_THE_RUNNER": mark})
     for process_id, _ in left:
         psutil.Process(process_id).kill()
     assert not left
+
+
+def marked(environ):
+    """The processes that environ marks, with their command lines."""
+    mark, found = environ["TEST_OF_THE_RUNNER"], []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TEST_OF_THE_RUNNER") == mark:
+                found.append((process.pid, process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition, timeout_s=40):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
 
 
 def ranks(launcher, behaviour, folder, n=2):
@@ -240,6 +253,26 @@ def test_a_hung_job_is_stopped_and_leaves_no_worker(environ, tmp_path, launcher,
     assert time.monotonic() - began < timeout_s + 10
     assert len(list(tmp_path.glob("here_*"))) == 2, caught.value.output  # both were running
     assert caught.value.rank is None
+
+
+@pytest.mark.launcher
+@TWO_LAUNCHERS
+def test_the_job_ends_with_a_process_that_is_killed(environ, tmp_path, launcher):
+    code = "import sys\nfrom ddp_helpers.launch.commands import Job, plan\n"
+    code += "from ddp_helpers.launch.hosts import local\n"
+    code += "from ddp_helpers.launch.runner import run_local\n"
+    code += "job = Job(sys.argv[2], tuple(sys.argv[3:]), hosts=local(2))\n"
+    code += "run_local(plan(sys.argv[1], job))"
+    folders, here = tmp_path / "folders", tmp_path / "here"
+    folders.mkdir(), here.mkdir()
+    runner = subprocess.Popen(
+        [sys.executable, "-c", code, launcher, SCRIPT, "wait_and_one_ignores_sigterm", here],
+        env={**environ, "TMPDIR": str(folders)},
+    )
+    wait_until(lambda: len(list(here.glob("here_*"))) == 2)
+    runner.kill()
+    runner.wait()
+    wait_until(lambda: not marked(environ) and not list(folders.glob("ddp_helpers_*")))
 
 
 @pytest.mark.launcher
