@@ -1,4 +1,4 @@
-"""python -m ddp_helpers launch: print the commands that start a job, or run them here.
+"""python -m ddp_helpers launch: print the commands that start a job, or run them.
 
 Lesson: notebooks/05_three_launchers.ipynb
 """
@@ -9,10 +9,12 @@ import argparse
 import os
 import socket
 import sys
+from dataclasses import replace
 
 from .commands import LAUNCHERS, HostCommand, Job, plan, threads
 from .hosts import Host, HostfileError, local, parse_hosts, read_hostfile
 from .mpi import LauncherNotFound, LauncherRefused
+from .remote import HostUnreachable, free_port_on
 from .runner import JobFailed, run_local
 
 _EXAMPLES = """\
@@ -20,6 +22,7 @@ examples:
   launch train.py --epochs 3                                  print the torchrun command
   launch --launcher mpirun -n 4 --run train.py --epochs 3     run it on this machine
   launch --hosts node-a:2,node-b:2 -m package.train           one command for each host
+  launch --hosts node-a:2,node-b:2 --run -m package.train     run them there over ssh
 """
 
 
@@ -39,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("-n", type=_count, help="ranks on this machine (default: 2)")
     where.add_argument("--hosts", help="hosts and ranks on each, such as node-a:2,node-b:2")
     where.add_argument("--hostfile", metavar="FILE", help="the same, one `node-a slots=2` a line")
-    parser.add_argument("--run", action="store_true", help="run the job here, and do not print")
+    parser.add_argument(
+        "--rdzv", choices=("static", "c10d"), default="static", help="how torchrun's agents meet"
+    )
+    parser.add_argument("--master-addr", metavar="A", help="the first host, as the others see it")
+    parser.add_argument("--master-port", type=_port, metavar="P", help="a free port there")
+    parser.add_argument("--run", action="store_true", help="run the job, and do not print it")
     parser.add_argument(
         "--timeout", type=_seconds, metavar="S", help="with --run: stop the job after S seconds"
     )
@@ -57,16 +65,14 @@ def main(args: argparse.Namespace) -> int:
     """Print or run the job that args describe; return 0, 1 (the job failed) or 2 (wrong use)."""
     try:
         job = _job(args)
+        if args.run and len(job.hosts) > 1 and args.master_port is None:
+            job = replace(job, master_port=free_port_on(job.hosts[0].name, job.python))
         commands = plan(args.launcher, job)
         if not args.run:
             _print(job, commands)
             return 0
-        if not _is_this_machine(job.hosts):
-            print("--run starts jobs on this machine only. For these hosts type:", file=sys.stderr)
-            _print(job, commands)
-            return 2
         run_local(commands, args.timeout)
-    except JobFailed as error:
+    except (JobFailed, HostUnreachable) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -96,7 +102,16 @@ def _job(args: argparse.Namespace) -> Job:
             f"{command[0] if command else 'SCRIPT'} not found.\n"
             "Expected the path of a script, or -m and a module's name."
         )
-    return Job(command[0], tuple(command[1:]), args.module, hosts, env=threads(os.environ))
+    return Job(
+        command[0],
+        tuple(command[1:]),
+        args.module,
+        hosts,
+        master_addr=args.master_addr,
+        master_port=args.master_port or Job.master_port,
+        rdzv=args.rdzv,
+        env=threads(os.environ),
+    )
 
 
 def _print(job: Job, commands: list[HostCommand]) -> None:
@@ -108,13 +123,15 @@ def _is_loopback(host: Host) -> bool:
     return host.name in ("localhost", "127.0.0.1")
 
 
-def _is_this_machine(hosts: tuple[Host, ...]) -> bool:
-    return len(hosts) == 1 and (_is_loopback(hosts[0]) or hosts[0].name == socket.gethostname())
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number, 1 or more")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a port, 1 to 65535")
     return int(text)
 
 

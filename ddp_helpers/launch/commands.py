@@ -33,6 +33,7 @@ class Job:
     python: str = sys.executable  # the same path on every host
     master_addr: str | None = None  # None: the first host
     master_port: int = 29500  # used when there are several hosts
+    rdzv: str = "static"  # how torchrun's agents meet: "static" or "c10d"
     env: Mapping[str, str] = field(default_factory=dict)  # must reach every rank
 
     @property
@@ -104,11 +105,22 @@ def _torch_meeting(job: Job, node_rank: int) -> tuple[str, ...]:
         # --standalone takes a free port. Alone it publishes the machine's name as MASTER_ADDR,
         # and where that name does not resolve the job waits until it gives up.
         return ("--standalone", "--local-addr=127.0.0.1")
+    master_addr = job.master_addr or job.hosts[0].name
+    if job.rdzv == "c10d":
+        # The agents number the nodes themselves: rank 0 may be on any host. Without is_host each
+        # would look for its own name in the endpoint, in vain where it is an alias or 127.0.1.1.
+        return (
+            f"--nnodes={len(job.hosts)}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={master_addr}:{job.master_port}",
+            f"--rdzv-id={job.master_port}",
+            f"--rdzv-conf=is_host={int(node_rank == 0)}",
+        )
     # The static rendezvous obeys --node-rank, so that rank 0 is on the first host.
     return (
         f"--nnodes={len(job.hosts)}",
         f"--node-rank={node_rank}",
-        f"--master-addr={job.master_addr or job.hosts[0].name}",
+        f"--master-addr={master_addr}",
         f"--master-port={job.master_port}",
     )
 

@@ -3,9 +3,9 @@
     this machine ── bridge 10.77.K.254 ──┬── eth0 10.77.K.1 node1: host name, hosts file,
                                          └── eth0 10.77.K.2 node2  processes, /run, /dev/shm, sshd
 
-The files, and /tmp among them, are shared, as on a cluster with a common file system. Keys,
-known_hosts and configuration lie in the cluster's private folder and are mounted over /etc/hosts
-and /etc/ssh/ssh_config inside the nodes only.
+Files are shared, as on a cluster with a common file system; /run and /dev/shm are a node's own,
+and so is TMPDIR. Keys, known_hosts and configuration lie in the cluster's private folder and are
+mounted over /etc/hosts and /etc/ssh/ssh_config inside the nodes only.
 Source: namespaces(7), ip-link(8), tc-tbf(8), sshd_config(5). Lesson: notebooks/06_two_nodes.ipynb
 """
 
@@ -40,6 +40,9 @@ _PACKAGES = {
 }
 _RATE = re.compile(r"([1-9][0-9]*)(k|m|g)bit")
 _DEADLINE_S = 10.0
+# Of each node alone: mpirun names folders there after the host and the process, and of two nodes
+# or clusters that share them one would remove the other's.
+_TMPDIR = "/run/tmp"
 
 # The first process of a node. It ends as sshd: when it is killed, the node is gone.
 _FIRST_PROCESS = """\
@@ -50,9 +53,11 @@ echo "$name" >/proc/sys/kernel/hostname
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
-mkdir -p /run/sshd /run/lock
+mkdir -p /run/sshd /run/lock /run/tmp
+chmod 1777 /run/tmp
 mount --bind "$folder/hosts" /etc/hosts
 mount --bind "$folder/ssh_config" /etc/ssh/ssh_config
+[ ! -f /etc/nsswitch.conf ] || mount --bind "$folder/nsswitch.conf" /etc/nsswitch.conf
 echo "$pid" >"$folder/$name.pid.new"
 mv "$folder/$name.pid.new" "$folder/$name.pid"
 until ip link set eth0 up 2>/dev/null; do sleep 0.01; done
@@ -128,7 +133,8 @@ def command(cluster: Cluster, node: Node, argv: Sequence[str]) -> tuple[str, ...
         raise ClusterError(f"{node.name} has ended.\nMake the cluster again: cluster down, then up")
     # Entering another mount namespace leaves the folder: env goes back to it.
     enter = (_which("nsenter"), "--target", str(pid), "--all", "--", "env", "-C", os.getcwd())
-    return (*enter, *argv)
+    tmpdir = () if "TMPDIR" in os.environ else (f"TMPDIR={_TMPDIR}",)
+    return (*enter, *tmpdir, *argv)
 
 
 def processes(cluster: Cluster) -> dict[str, list[tuple[int, str]]]:
@@ -196,10 +202,16 @@ def _write_configuration(cluster: Cluster) -> None:
     own = f"127.0.0.1 localhost\n::1 localhost\n{bridge} {socket.gethostname()}\n"
     own += "".join(f"{node.address} {node.name}\n" for node in nodes)
     (folder / "hosts").write_text(own)
+    # A node reaches no name server. torch looks up every address that connects, and would wait.
+    with contextlib.suppress(FileNotFoundError):
+        lookup = Path("/etc/nsswitch.conf").read_text()
+        lookup = re.sub(r"^hosts:.*$", "hosts: files", lookup, flags=re.MULTILINE)
+        (folder / "nsswitch.conf").write_text(lookup)
     (folder / "sshd_config").write_text(
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
         "StrictModes no\nPidFile none\nPrintMotd no\n"  # StrictModes: /tmp is open to all
+        f"SetEnv TMPDIR={_TMPDIR}\n"
         "MaxStartups 100:30:200\n"
     )
     # Used as /etc/ssh/ssh_config on the nodes, and with `ssh -F` on this machine.

@@ -27,6 +27,7 @@ from . import loopback_nodes, namespaces
 from .cluster import Cluster, ClusterError, read_cluster
 
 _KINDS = {"namespaces": namespaces, "loopback": loopback_nodes}
+_READY = "ready"  # a file made last
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
 
@@ -45,13 +46,14 @@ def up(
     _KINDS[kind].check(rate)
     with _folders_locked() as parent:
         folder = parent / name
-        found = read_cluster(folder)
-        if found and _KINDS[found.kind].is_up(found):
+        if found := _find(folder):
             return _same(found, kind, nodes, rate)
         _remove(folder)  # half-made, or from before this machine was restarted
         folder.mkdir(mode=0o700)
         try:
-            return _KINDS[kind].make(Cluster(name, folder, kind, (), rate), nodes)
+            made = _KINDS[kind].make(Cluster(name, folder, kind, (), rate), nodes)
+            (folder / _READY).touch()
+            return made
         except BaseException:
             _remove(folder)
             raise
@@ -59,8 +61,7 @@ def up(
 
 def find(name: str = "practice") -> Cluster:
     """Return the cluster of this user that is up under name. Raises ClusterError without one."""
-    found = read_cluster(_parent() / name)
-    if found and _KINDS[found.kind].is_up(found):
+    if found := _find(_parent() / name):
         return found
     flag = "" if name == "practice" else f" --name {name}"
     raise ClusterError(f"no cluster {name} is up.\nMake it: python -m ddp_helpers cluster up{flag}")
@@ -114,6 +115,13 @@ def _best_kind() -> str:
             "Use a Linux container or virtual machine, or two agents on localhost (lesson 05)."
         )
     return "namespaces" if os.geteuid() == 0 else "loopback"
+
+
+def _find(folder: Path) -> Cluster | None:
+    """Return the cluster of folder if it was made to the end and runs."""
+    found = read_cluster(folder)
+    ready = found and (folder / _READY).exists() and _KINDS[found.kind].is_up(found)
+    return found if ready else None
 
 
 def _same(found: Cluster, kind: str, nodes: int, rate: str | None) -> Cluster:

@@ -16,13 +16,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .child_environ import child_environ
 from .commands import HostCommand
 from .output import Line, LineReader, label_variables, with_labels
+from .remote import is_this_machine, over_ssh
 
-_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL; longer than the far side's in remote.py
 
 Take = Callable[[Line], None]  # what to do with a line of output
 
@@ -39,11 +41,17 @@ def started(
         pipes = stack.enter_context(selectors.DefaultSelector())
         try:
             for number, command in enumerate(commands):
+                here = is_this_machine(command.host)
+                own_log_dir = f"{log_dir}/{number}"
                 inherited = child_environ(environ, job_id, command.argv[0] == "srun")
+                inherited |= label_variables(own_log_dir)
+                labelled = replace(command, argv=with_labels(command))
+                if not here:
+                    labelled = over_ssh(labelled, job_id, own_log_dir, inherited)
                 process = subprocess.Popen(
-                    with_labels(command),
-                    env={**inherited, **label_variables(log_dir), **dict(command.env)},
-                    stdin=subprocess.DEVNULL,
+                    labelled.argv,
+                    env={**inherited, **dict(labelled.env)},
+                    stdin=subprocess.DEVNULL if here else subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C reaches this process alone, which stops all
@@ -113,7 +121,9 @@ def _stop(
     """End every process of the job: politely, then those that are left."""
     try:
         for process in processes:
-            if process.poll() is None:
+            if process.stdin:  # over ssh: the far side stops the launcher there
+                process.stdin.close()
+            elif process.poll() is None:
                 # SIGTERM, not SIGKILL: a launcher that is killed leaves its workers running.
                 process.terminate()
         polite = time.monotonic() + _GRACE_S

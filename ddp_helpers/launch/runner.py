@@ -1,4 +1,4 @@
-"""Run the commands of a job on this machine, to the end, and leave no process behind.
+"""Run the commands of a job, here or over ssh, to the end, and leave no process behind.
 
     output = run_local(torchrun(Job("train.py", hosts=local(2))), timeout_s=600)
     results = launch_here("mpirun", "ddp_helpers.scripts.message_passing", n=4)
@@ -26,13 +26,16 @@ from .hosts import local
 from .mpi import LauncherNotFound, check_root
 from .output import Line
 from .processes import signals_end_the_block, started, watch
+from .remote import is_this_machine
 
 
 class JobFailed(RuntimeError):
-    """A job on this machine failed, or did not end in time. None of its processes is left."""
+    """A job failed, or did not end in time. None of its processes is left."""
 
     def __init__(self, message: str, command: HostCommand, failure: Failure, output: str):
-        super().__init__(f"{message}\n{failure.text}".rstrip() + f"\nThe command was: {command}")
+        where = "" if is_this_machine(command.host) else f" on {command.host}"
+        text = f"{message}\n{failure.text}".rstrip()
+        super().__init__(f"{text}\nThe command{where} was: {command}")
         self.command = command
         self.rank = failure.rank  # None: not known
         self.exit_code = failure.exit_code  # negative: a signal's number; None: still running
@@ -46,11 +49,12 @@ def run_local(
     echo: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> str:
-    """Run commands together on this machine; return what they printed, stdout and stderr.
+    """Run commands together, each on its host; return what they printed, stdout and stderr.
 
-    echo shows each whole line as it comes. The commands inherit environ without the variables
-    of a job around this process. All are stopped when one fails, after timeout_s seconds (None:
-    no limit), after Ctrl-C, and when SIGTERM or SIGHUP ends this process.
+    Those for another host go there over ssh, to the same folder. echo shows each whole line as
+    it comes. The commands inherit environ without the variables of a job around this process;
+    over ssh only mpirun's settings travel. All are stopped when one fails, after timeout_s
+    seconds (None: no limit), after Ctrl-C, and when SIGTERM or SIGHUP ends this process.
 
     Raises JobFailed; and LauncherNotFound or LauncherRefused before anything is started.
     """
@@ -104,15 +108,17 @@ def launch_here(
 
 
 def _check_can_start(commands: Sequence[HostCommand], environ: Mapping[str, str]) -> None:
+    hints = {
+        "srun": "\nsrun comes with Slurm: use it on a cluster, or another launcher here.",
+        "ssh": "\nIt starts the other hosts' ranks. Install it: apt-get install openssh-client",
+    }
     for command in commands:
         if command.mpi:
             check_root(command.mpi, environ)
-        program = command.argv[0]
+        program = command.argv[0] if is_this_machine(command.host) else "ssh"
         if not shutil.which(program):
-            hint = "\nsrun comes with Slurm: use it on a cluster, or another launcher here."
-            raise LauncherNotFound(
-                f"{program} not found on this machine.{hint if program == 'srun' else ''}"
-            )
+            hint = hints.get(program, "")
+            raise LauncherNotFound(f"{program} not found on this machine.{hint}")
 
 
 def _failed(commands, codes, failure: Failure, output: str) -> JobFailed:

@@ -339,7 +339,7 @@ def test_results_are_kept_in_a_folder_that_is_named(tmp_path):
 def test_two_agents_on_this_machine_are_one_job_and_the_rank_is_the_jobs(
     environ, tmp_path, free_port
 ):
-    hosts = (Host("node-a", 1), Host("node-b", 2))
+    hosts = (Host("127.0.0.2", 1), Host("127.0.0.3", 2))
     job = Job(
         SCRIPT,
         ("fail_while_others_are_blocked", str(tmp_path)),
@@ -350,7 +350,7 @@ def test_two_agents_on_this_machine_are_one_job_and_the_rank_is_the_jobs(
     with pytest.raises(JobFailed) as caught:
         run_local(torchrun(job), 60, False, environ)
     assert caught.value.rank == 1  # local rank 0 on the second host
-    assert caught.value.command.host == "node-b"
+    assert caught.value.command.host == "127.0.0.3"
     assert caught.value.traceback.endswith("ValueError: deliberate")
 
 
