@@ -60,7 +60,10 @@ mount --bind "$folder/ssh_config" /etc/ssh/ssh_config
 [ ! -f /etc/nsswitch.conf ] || mount --bind "$folder/nsswitch.conf" /etc/nsswitch.conf
 echo "$pid" >"$folder/$name.pid.new"
 mv "$folder/$name.pid.new" "$folder/$name.pid"
-until ip link set eth0 up 2>/dev/null; do sleep 0.01; done
+until ip link set eth0 up 2>/dev/null; do
+  [ -f "$folder/cluster.json" ] || exit 1  # removed by a down, after an up that was killed
+  sleep 0.01
+done
 ip link set lo up
 ip address add "$address/24" dev eth0
 exec "$sshd" -D -f "$folder/sshd_config" -o "ListenAddress=$address"
@@ -115,14 +118,14 @@ def remove(cluster: Cluster) -> None:
             raise ClusterError(f"processes {holders} of cluster {cluster.name} do not end.")
         time.sleep(0.01)
     # The interfaces follow by themselves, but later. Each deletion takes the kernel half a second.
-    links = [link for link in _links(cluster) if Path("/sys/class/net", link).exists()]
     deleting = [
         subprocess.Popen([_which("ip"), "link", "delete", link], stderr=subprocess.DEVNULL)
-        for link in links
+        for link in _links(cluster)
+        if _owner(link) in ("", str(cluster.folder))  # "": up was killed before it could say
     ]
     for process in deleting:
         process.wait(timeout=_DEADLINE_S)
-    if left := [link for link in links if Path("/sys/class/net", link).exists()]:
+    if left := [link for link in _links(cluster) if _owner(link) == str(cluster.folder)]:
         raise ClusterError(f"interfaces {', '.join(left)} do not go away: try cluster down again.")
 
 
@@ -165,7 +168,7 @@ def _with_bridge(cluster: Cluster, number: int) -> Cluster:
         if _run([_which("ip"), "link", "add", bridge, "type", "bridge"], check=False).returncode:
             continue
         _run([_which("ip"), "address", "add", f"{network[254]}/24", "dev", bridge])
-        _run([_which("ip"), "link", "set", bridge, "up"])
+        _run([_which("ip"), "link", "set", bridge, "alias", str(cluster.folder), "up"])
         return planned
     raise ClusterError("no free network of 10.77.0.0/16: every /24 of it is in use here.")
 
@@ -188,6 +191,13 @@ def _links(cluster: Cluster) -> list[str]:
     third = cluster.nodes[0].address.split(".")[2]
     bridge = f"practice{third}"
     return [bridge, *(f"{bridge}n{number}" for number in range(1, len(cluster.nodes) + 1))]
+
+
+def _owner(link: str) -> str | None:
+    """Return the folder of the cluster that an interface belongs to, None when it is not there."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/class/net", link, "ifalias").read_text().strip()
+    return None
 
 
 def _write_configuration(cluster: Cluster) -> None:
@@ -251,7 +261,8 @@ def _connect(cluster: Cluster, node: Node, link: str) -> None:
         inside = [_which("nsenter"), "--target", pid, "--net", "--"]
         _run([*inside, _which("tc"), "qdisc", "add", "dev", "eth0", *limit])
         _run([_which("tc"), "qdisc", "add", "dev", link, *limit])
-    _run([ip, "link", "set", link, "master", _links(cluster)[0], "up"])
+    alias = ["alias", str(cluster.folder)]  # says whose it is, to whoever lists the interfaces
+    _run([ip, "link", "set", link, "master", _links(cluster)[0], *alias, "up"])
 
 
 def _wait(folder: Path, node: Node, deadline: float, condition: Callable[[Node], object]) -> None:

@@ -47,12 +47,12 @@ def folders(tmp_path, monkeypatch):
     """A folder of the test's own for clusters; at the end nothing of them may be left."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    links = set(os.listdir("/sys/class/net"))
     yield tmp_path
     assert not list(tmp_path.glob("ddp_helpers_clusters-*"))
     assert not namespaces._marked(tmp_path / f"ddp_helpers_clusters-{os.geteuid()}")
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
-    assert set(os.listdir("/sys/class/net")) - links == set()
+    aliases = [path.read_text() for path in Path("/sys/class/net").glob("*/ifalias")]
+    assert not [alias for alias in aliases if str(tmp_path) in alias]
 
 
 @pytest.fixture(scope="module")
@@ -233,16 +233,16 @@ def test_the_cluster_ends_with_a_process_that_is_killed(folders):
 
 @real_nodes
 def test_twenty_clusters_one_after_the_other_leave_nothing(folders):
-    before = {pid for pid, _ in all_processes()}
     for _ in range(20):
         with practice_cluster("cycle") as made:
-            (command,) = plan(
-                "mpirun", Job("-c", ("import os; print(os.uname().nodename)",), hosts=made.hosts(2))
-            )
+            job = Job("-c", ("import os; print(os.uname().nodename)",), hosts=made.hosts(2))
+            (command,) = plan("mpirun", job)
             done = run(made, "node1", *command.argv)
-            assert sorted(done.stdout.split()) == ["node1", "node1", "node2", "node2"], done
-    mine = [line for pid, line in all_processes() if pid not in before]
-    assert not [line for line in mine if "sshd" in line or "prte" in line or "mpirun" in line]
+            assert sorted(done.stdout.split()) == ["node1", "node1", "node2", "node2"], done.stdout
+            first = [namespaces._first_pid(made.folder, node.name) for node in made.nodes]
+            spaces = {namespaces._pid_space(pid) for pid in first}
+            assert len(spaces) == 2
+        assert not [pid for pid in namespaces._all_pids() if namespaces._pid_space(pid) in spaces]
 
 
 # --- without root -------------------------------------------------------------------------------
