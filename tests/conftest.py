@@ -8,10 +8,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from ddp_helpers.worker import network
+
+T = TypeVar("T")
 
 if os.geteuid() == 0:  # Open MPI refuses root otherwise; engines and launchers inherit this
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
@@ -36,6 +39,23 @@ def inductor_cache(monkeypatch, tmp_path_factory):
     """Set the variable that torch sets when DDP or compile is first used, so no test leaks it."""
     folder = tmp_path_factory.getbasetemp() / "inductor"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+@pytest.fixture(scope="session")
+def require():
+    """Skip a test where the machine lacks what it needs; in CI it fails, so that none is lost.
+
+    require(shutil.which("srun"), "srun not found: apt-get install slurm-wlm") returns its path.
+    """
+
+    def require(found: T, reason: str) -> T:
+        if not found and os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        if not found:
+            pytest.skip(reason)
+        return found
+
+    return require
 
 
 @dataclass(frozen=True)

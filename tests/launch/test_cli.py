@@ -123,7 +123,6 @@ def test_the_package_prints_a_command_without_importing_torch():
         ),
         (["--hosts", "localhost:2,node-b:2", SCRIPT], "error: localhost is another machine on"),
         (["--launcher", "srun", "--hosts", "a:2,b:1", SCRIPT], "error: hosts a:2,b:1: srun starts"),
-        (["--launcher", "srun", "--run", SCRIPT], "error: srun not found on this machine.\n"),
         (["-n", "0", SCRIPT], "argument -n: '0', expected a whole number, 1 or more\n"),
         (["-n", "two", SCRIPT], "argument -n: 'two', expected a whole number, 1 or more\n"),
         (["--timeout", "0", SCRIPT], "argument --timeout: '0', expected a number of seconds abo"),
@@ -145,6 +144,13 @@ def test_wrong_use_is_answered_with_a_message_and_exit_status_2(
     assert message in captured.err
     assert captured.out == ""
     assert "Traceback" not in captured.err
+
+
+def test_a_machine_without_slurm_is_told_that_srun_comes_with_it(capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setenv("PATH", "")
+    assert launch("--launcher", "srun", "--run", SCRIPT) == 2
+    assert "error: srun not found on this machine.\nsrun comes with" in capsys.readouterr().err
 
 
 def test_a_wrong_hostfile_is_named_with_the_line(capsys, tmp_path):

@@ -167,7 +167,8 @@ def test_it_also_works_outside_the_main_thread(environ):
     assert outputs == ["1\n"]
 
 
-def test_a_missing_launcher_is_named_before_anything_starts(environ, tmp_path):
+def test_a_missing_launcher_is_named_before_anything_starts(environ, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # Slurm may be installed here
     trace = tmp_path / "started"
     commands = [python("open(__import__('sys').argv[1], 'w')", trace), *plan("srun", Job(SCRIPT))]
     with pytest.raises(LauncherNotFound, match="srun not found on this machine.\nsrun comes with"):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from ddp_helpers.launch.commands import HostCommand
-from ddp_helpers.launch.mpi import LauncherNotFound
+from ddp_helpers.launch.mpi import LauncherNotFound, Mpi
 from ddp_helpers.lesson import processes, session
 from ddp_helpers.lesson.cell import RanksFailed
 from ddp_helpers.lesson.engines import EnginesNotStarted, start_engines
@@ -376,6 +377,13 @@ def test_engines_that_mpi_sees_as_one_each_are_refused(refused, monkeypatch):
     text = refused()
     assert "mpirun announces 2 ranks, MPI sees 1 in each: mpirun is " in text
     assert "mpi4py uses Open MPI" in text
+
+
+def test_a_real_mpirun_of_another_kind_than_mpi4py_is_named(refused, monkeypatch, require):
+    path = require(shutil.which("mpirun.mpich"), "mpirun.mpich not found: apt-get install mpich")
+    mpich = Mpi("MPICH", (4, 0, 2), path)
+    monkeypatch.setattr(session, "find_mpirun", lambda: mpich)
+    assert f"MPI sees 1 in each: mpirun is {mpich}, mpi4py uses Open MPI" in refused()
 
 
 def test_an_mpirun_that_ends_says_why(refused, monkeypatch):
