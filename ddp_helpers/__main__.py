@@ -10,7 +10,10 @@ import sys
 COMMANDS = {
     "launch": ("ddp_helpers.launch.cli", "print, or run, the commands that start a job"),
     "demo": ("ddp_helpers.launch.demo", "run both scripts under every launcher, on this machine"),
-    "ssh": ("ddp_helpers.launch.ssh_cli", "check the way to other hosts, and make the key it takes"),
+    "ssh": (
+        "ddp_helpers.launch.ssh_cli",
+        "check the way to other hosts; make the key for it",
+    ),
     "run": ("ddp_helpers.scripts.run_script", "inside a rank: run a script written for torchrun"),
 }
 
