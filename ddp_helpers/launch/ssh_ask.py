@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from .ssh import ssh_command
 
-DEADLINE_S = 9.0  # for everything that is asked of one host
+DEADLINE_S = 8.0  # for everything that is asked of one host
 
 
 def versions() -> dict[str, str]:

@@ -46,8 +46,9 @@ def check_hosts(
     check_installed()
     with ThreadPoolExecutor(max_workers=len(hosts)) as threads:  # all at once, however many
         answers = list(threads.map(lambda host: ask(host, config, python), hosts))
-    expected = _expected(versions(), answers)
-    return [check for answer in answers for check in _judge(answer, expected, config, python)]
+        expected = _expected(versions(), answers)
+        judged = threads.map(lambda answer: _judge(answer, expected, config, python), answers)
+        return [check for checks in judged for check in checks]
 
 
 def _expected(here: Mapping[str, str], answers: Sequence[Answer]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -59,6 +60,41 @@ def ensure_key(folder: Path) -> tuple[Path, bool]:
         last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
         raise KeyNotMade(f"ssh-keygen made no key {key}: {last}")
     return key, True
+
+
+def locked_key(host: str, config: str | None = None) -> Path | None:
+    """Return a key that ssh has for host and cannot use: with a passphrase, and in no agent."""
+    file = ["-F", config] if config else []
+    settings = _output(["ssh", *file, "-G", "--", host])
+    held = _output(["ssh-add", "-L"])
+    for name in re.findall(r"^identityfile (.+)$", settings, re.M):
+        key, public = Path(name).expanduser(), Path(f"{name}.pub").expanduser()
+        if not key.is_file() or not public.is_file():
+            continue
+        if set(public.read_text(errors="replace").split()[1:2]) & set(held.split()):
+            continue
+        # -y opens the key, here with an empty passphrase.
+        if "passphrase" in _output(["ssh-keygen", "-y", "-P", "", "-f", str(key)]):
+            return key
+    return None
+
+
+def _output(command: list[str]) -> str:
+    """Return what command prints; "" when it is not there, or does not answer in 2 s."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=2,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def copy_command(key: Path, host: str, config: str | None = None) -> list[str]:

@@ -7,12 +7,13 @@ Lesson: notebooks/06_two_nodes.ipynb
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
 
 from .ssh import CONNECT_TIMEOUT_S, typed
-from .ssh_keys import find_key, ssh_folder
+from .ssh_keys import find_key, locked_key, ssh_folder
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ _REASONS = (
 
 def reason(text: str, host: str, config: str | None = None) -> Reason:
     """Return why ssh to host failed, from its messages; its last line when they are not known."""
+    if "Permission denied (" in text and (key := locked_key(host, config)):
+        agent = "" if "SSH_AUTH_SOCK" in os.environ else 'eval "$(ssh-agent)" && '
+        seen = f"permission denied: the key {key} has a passphrase, and no agent holds it"
+        return Reason("login", seen, f"{agent}ssh-add {shlex.quote(str(key))}")
     commands = {
         "host": host,
         # Also where the configuration says yes: then ssh would refuse instead of asking.

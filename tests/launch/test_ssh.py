@@ -189,6 +189,18 @@ def test_a_host_like_this_one_passes_every_check(hosts, capsys):
 
 @pytest.mark.launcher
 @pytest.mark.usefixtures("needs_sshd")
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_any_shell_may_be_the_hosts_sh(hosts, shell):
+    if not (program := shutil.which(shell)):
+        pytest.skip(f"needs {shell}")
+    (hosts.folder / "bin").mkdir()
+    (hosts.folder / "bin" / "sh").symlink_to(program)
+    hosts.sshd("node-a", f"SetEnv PATH={hosts.folder / 'bin'}:/usr/bin:/bin")
+    assert all(verdicts(check_hosts(["node-a"], str(hosts.config)), "node-a").values())
+
+
+@pytest.mark.launcher
+@pytest.mark.usefixtures("needs_sshd")
 def test_hosts_are_given_as_for_launch(hosts, capsys):
     hosts.sshd("node-a")
     hostfile = hosts.folder / "hosts.txt"
@@ -303,6 +315,25 @@ def test_a_key_that_is_refused_is_told(hosts, setting, seen, fix):
 
 @pytest.mark.launcher
 @pytest.mark.usefixtures("needs_sshd")
+def test_a_key_that_nobody_has_opened_is_told_until_an_agent_holds_it(hosts, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    hosts.sshd("node-a")
+    key = hosts.folder / "id"
+    assert ssh_keys.locked_key("node-a", str(hosts.config)) is None
+    lock = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "a passphrase", "-f", key]
+    subprocess.run(lock, check=True, capture_output=True)
+    check = stops_at(check_hosts(["node-a"], str(hosts.config)), "login")
+    assert check.seen == (
+        f"permission denied: the key {key} has a passphrase, and no agent holds it"
+    )
+    assert check.fix == f'eval "$(ssh-agent)" && ssh-add {key}'
+    executable(hosts.folder / "bin" / "ssh-add", f"#!/bin/sh\ncat {key}.pub\n")
+    monkeypatch.setenv("PATH", f"{hosts.folder / 'bin'}:{os.environ['PATH']}")
+    assert ssh_keys.locked_key("node-a", str(hosts.config)) is None
+
+
+@pytest.mark.launcher
+@pytest.mark.usefixtures("needs_sshd")
 def test_a_key_file_that_is_open_to_others_is_told(hosts):
     hosts.sshd("node-a")
     (hosts.folder / "id").chmod(0o644)
@@ -314,7 +345,7 @@ def test_a_key_file_that_is_open_to_others_is_told(hosts):
 @pytest.mark.launcher
 @pytest.mark.usefixtures("needs_sshd")
 def test_words_of_ssh_that_are_not_known_are_shown_as_they_are(hosts):
-    hosts.sshd("node-a", "ForceCommand echo this account is closed >&2; exit 1")
+    hosts.sshd("node-a", "ForceCommand (echo hello; echo this account is closed) >&2; exit 1")
     check = failed(check_hosts(["node-a"], str(hosts.config)))
     assert (check.name, check.seen) == ("login", "this account is closed")
     assert check.fix == f"ssh -v -F {hosts.config} node-a true"
