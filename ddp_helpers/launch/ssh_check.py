@@ -121,7 +121,7 @@ def _source(name: str, version: str) -> list[str]:
     project = Path(__file__).parents[2]
     if name == "ddp_helpers" and (project / "pyproject.toml").exists():
         return ["-e", str(project)]
-    public, _, build = version.partition("+")
+    _, _, build = version.partition("+")
     words = [f"{name.replace('_', '-')}=={version}"]
     if name == "torch" and build:  # such as 2.8.0+cpu: builds that only PyTorch's own index has
         words += ["--index-url", f"https://download.pytorch.org/whl/{build}"]

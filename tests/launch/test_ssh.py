@@ -4,6 +4,7 @@ import argparse
 import os
 import pwd
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -370,6 +371,23 @@ def test_a_proxy_that_outlives_ssh_does_not_hold_the_check(hosts):
     assert not answer.in_time
 
 
+def test_ctrl_c_ends_the_check_and_every_ssh_at_once(hosts):
+    hosts.silent("node-a")
+    hosts.silent("node-b")
+    command = [sys.executable, "-m", "ddp_helpers", "ssh", "check", "-F", hosts.config]
+    process = subprocess.Popen(
+        [*command, "node-a", "node-b"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    began = time.monotonic()
+    while len(children := psutil.Process(process.pid).children()) < 2:
+        assert time.monotonic() < began + 10
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=3)
+    assert (process.returncode, err) == (130, "Interrupted.\n")
+    assert not psutil.wait_procs(children, timeout=1)[1]
+
+
 # --- what is on the host --------------------------------------------------------------------------
 
 
@@ -413,6 +431,19 @@ def test_another_version_is_told_and_the_one_to_install(hosts, monkeypatch, vers
         f"ssh -F {hosts.config} node-a {python} -m pip install torch==9.8.7+cpu"
         " --index-url https://download.pytorch.org/whl/cpu"
     )
+
+
+@pytest.mark.launcher
+@pytest.mark.usefixtures("needs_sshd")
+def test_another_version_of_the_helpers_is_told_and_installed_from_the_project(hosts, monkeypatch):
+    hosts.sshd("node-a")
+    there = ssh_ask.versions()
+    monkeypatch.setattr(
+        "ddp_helpers.launch.ssh_check.versions", lambda: {**there, "ddp_helpers": "7.7"}
+    )
+    check = failed(check_hosts(["node-a"], str(hosts.config)))
+    assert (check.name, check.seen) == ("ddp_helpers", f"{there['ddp_helpers']}, expected 7.7")
+    assert check.fix.endswith(f" -m pip install -e {Path(__file__).parents[2]}")
 
 
 @pytest.mark.launcher
