@@ -11,6 +11,10 @@ COMMANDS = {
     "launch": ("ddp_helpers.launch.cli", "print, or run, the commands that start a job"),
     "cluster": ("ddp_helpers.launch.cluster_cli", "two practice nodes on this machine"),
     "demo": ("ddp_helpers.launch.demo", "run both scripts under every launcher, on this machine"),
+    "ssh": (
+        "ddp_helpers.launch.ssh_cli",
+        "check the way to other hosts; make the key for it",
+    ),
     "run": ("ddp_helpers.scripts.run_script", "inside a rank: run a script written for torchrun"),
 }
 
