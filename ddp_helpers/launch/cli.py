@@ -11,7 +11,7 @@ import socket
 import sys
 from dataclasses import replace
 
-from .commands import LAUNCHERS, HostCommand, Job, plan, threads
+from .commands import LAUNCHERS, HostCommand, Job, plan, sbatch, threads
 from .hosts import Host, HostfileError, local, parse_hosts, read_hostfile
 from .mpi import LauncherNotFound, LauncherRefused
 from .remote import HostUnreachable, free_port_on
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--master-addr", metavar="A", help="the first host, as the others see it")
     parser.add_argument("--master-port", type=_port, metavar="P", help="a free port there")
+    parser.add_argument("--sbatch", action="store_true", help="print a batch file for Slurm")
     parser.add_argument("--run", action="store_true", help="run the job, and do not print it")
     parser.add_argument(
         "--timeout", type=_seconds, metavar="S", help="with --run: stop the job after S seconds"
@@ -65,6 +66,9 @@ def main(args: argparse.Namespace) -> int:
     """Print or run the job that args describe; return 0, 1 (the job failed) or 2 (wrong use)."""
     try:
         job = _job(args)
+        if args.sbatch:
+            print(sbatch(job), end="")
+            return 0
         if args.run and len(job.hosts) > 1 and args.master_port is None:
             job = replace(job, master_port=free_port_on(job.hosts[0].name, job.python))
         commands = plan(args.launcher, job)

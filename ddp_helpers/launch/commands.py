@@ -11,6 +11,7 @@ Lesson: notebooks/05_three_launchers.ipynb, notebooks/06_two_nodes.ipynb
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -185,6 +186,43 @@ def srun(job: Job) -> list[HostCommand]:
     env = {**_master(job), **_with_one_thread(job.env)}
     argv = ("srun", *options, "--export=ALL", job.python, *job.program)
     return [HostCommand(job.hosts[0].name, argv, tuple(env.items()))]
+
+
+def sbatch(job: Job) -> str:
+    """Return a batch file that runs job on as many nodes as it has hosts: Slurm chooses which.
+
+    Raises HostfileError when slots differ. Source: sbatch(1).
+    """
+    (command,) = srun(job)
+    nodes, ranks = command.argv[1:3]
+    variables = _with_one_thread(job.env)
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={_job_name(job)}",
+            f"#SBATCH {nodes}",
+            f"#SBATCH {ranks}",
+            "#SBATCH --cpus-per-task=4",
+            "##SBATCH --gpus-per-node=2   # with GPUs: one # less, and one GPU for each rank",
+            "#SBATCH --time=01:00:00",
+            "#SBATCH --output=%x-%j.out",
+            "",
+            "# The first node of the job, and a port that no other job of this node takes.",
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+            *exports,
+            "",
+            "# One rank that fails ends the others.",
+            f"srun --kill-on-bad-exit=1 --export=ALL {shlex.join((job.python, *job.program))}",
+            "",
+        ]
+    )
+
+
+def _job_name(job: Job) -> str:
+    """Return the script's or module's name, without what sbatch would split at."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", job.target.rsplit("/", 1)[-1])
 
 
 def _master(job: Job) -> dict[str, str]:

@@ -18,11 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .commands import HostCommand
-
-SSH = (
-    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
-    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),  # a host that has gone
-)
+from .ssh import ssh_command
 
 # Runs on the far side, in whatever sh it has. Background commands lose stdin, so 3 keeps it.
 _ON_THE_HOST = """\
@@ -35,7 +31,11 @@ end_rest() {
 exec 3<&0
 "$@" </dev/null 3<&- &
 job=$!
-{ cat <&3 >/dev/null; kill -TERM $job; sleep 8; kill -KILL $job; end_rest; } >/dev/null 2>&1 &
+{
+  cat <&3 >/dev/null; kill -TERM $job
+  for _ in 1 2 3 4 5 6 7 8; do sleep 0.5; kill -0 $job || exit; sleep 0.5; done
+  kill -KILL $job; end_rest
+} >/dev/null 2>&1 &
 guard=$!
 wait $job; status=$?
 kill $guard 2>/dev/null
@@ -69,7 +69,7 @@ def over_ssh(
     assignments = [f"{name}={value}" for name, value in variables.items()]
     there = ["sh", "-c", _ON_THE_HOST, "sh", mark, log_dir, "env", *assignments, *command.argv]
     text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(there)}"
-    return replace(command, argv=(*SSH, command.host, text), env=())
+    return replace(command, argv=(*ssh_command(command.host), text), env=())
 
 
 def free_port_on(host: str, python: str) -> int:
@@ -80,7 +80,7 @@ def free_port_on(host: str, python: str) -> int:
     code = "import socket; print(socket.create_server(('', 0)).getsockname()[1])"
     argv = (python, "-c", code)
     if not is_this_machine(host):
-        argv = (*SSH, host, shlex.join(argv))
+        argv = (*ssh_command(host), shlex.join(argv))
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False

@@ -27,6 +27,7 @@ from .mpi import LauncherNotFound, check_root
 from .output import Line
 from .processes import signals_end_the_block, started, watch
 from .remote import is_this_machine
+from .ssh import check_installed
 
 
 class JobFailed(RuntimeError):
@@ -108,17 +109,17 @@ def launch_here(
 
 
 def _check_can_start(commands: Sequence[HostCommand], environ: Mapping[str, str]) -> None:
-    hints = {
-        "srun": "\nsrun comes with Slurm: use it on a cluster, or another launcher here.",
-        "ssh": "\nIt starts the other hosts' ranks. Install it: apt-get install openssh-client",
-    }
     for command in commands:
         if command.mpi:
             check_root(command.mpi, environ)
-        program = command.argv[0] if is_this_machine(command.host) else "ssh"
-        if not shutil.which(program):
-            hint = hints.get(program, "")
-            raise LauncherNotFound(f"{program} not found on this machine.{hint}")
+        program = command.argv[0]
+        if not is_this_machine(command.host):
+            check_installed()  # ssh takes it there
+        elif not shutil.which(program):
+            hint = "\nsrun comes with Slurm: use it on a cluster, or another launcher here."
+            raise LauncherNotFound(
+                f"{program} not found on this machine.{hint if program == 'srun' else ''}"
+            )
 
 
 def _failed(commands, codes, failure: Failure, output: str) -> JobFailed:

@@ -61,6 +61,10 @@ def print_lines():
         say(f"line {number}")
 
 
+def say_here():
+    say(f"on {os.uname().nodename}")
+
+
 def fail_while_others_are_blocked():
     wait_for_all()
     if RANK == 1:

@@ -86,7 +86,7 @@ def test_arguments_after_the_script_are_handed_on_untouched(capsys, before, word
 def test_help_fits_on_one_screen():
     text = subprocess.run([*LAUNCH, "--help"], capture_output=True, text=True, check=True).stdout
     lines = text.splitlines()
-    assert len(lines) <= 24
+    assert len(lines) <= 28
     assert max(map(len, lines)) <= 100
     assert "(default: 2)" in text
 
@@ -181,14 +181,36 @@ def test_root_is_told_the_two_exports_before_open_mpi_starts(capsys, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
-def test_run_on_other_hosts_prints_what_to_type_there(capsys, launcher):
-    words = ("--launcher", launcher, "--hosts", "node-a:2,node-b:2", SCRIPT)
-    assert launch("--run", *words) == 2
-    ran = capsys.readouterr()
-    assert ran.err == "--run starts jobs on this machine only. For these hosts type:\n"
-    assert launch(*words) == 0
-    assert ran.out == capsys.readouterr().out
+def test_run_on_a_host_that_ssh_does_not_reach_says_what_to_try(capsys):
+    assert launch("--hosts", "no-such-host.invalid:2,node-b:2", "--run", SCRIPT) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "no-such-host.invalid could not be asked for a free port: ssh: Could not"
+    )
+    assert said.splitlines()[1] == f"Try: ssh no-such-host.invalid {sys.executable} --version"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x"])
+def test_a_port_that_is_none_is_refused(capsys, port):
+    assert launch("--master-port", port, SCRIPT) == 2
+    assert "expected a port, 1 to 65535" in capsys.readouterr().err
+
+
+def test_address_port_and_rendezvous_reach_the_commands(capsys):
+    words = ("--hosts", "a:1,b:1", "--master-addr", "10.0.0.1", "--master-port", "4000", "-m", "t")
+    assert launch("--rdzv", "c10d", *words) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "--rdzv-endpoint=10.0.0.1:4000 --rdzv-id=4000 --rdzv-conf=is_host=1 " in first
+    assert "--rdzv-endpoint=10.0.0.1:4000 --rdzv-id=4000 --rdzv-conf=is_host=0 " in second
+    assert launch("--launcher", "mpirun", *words) == 0
+    assert "-x MASTER_ADDR=10.0.0.1 -x MASTER_PORT=4000" in capsys.readouterr().out
+
+
+def test_a_batch_file_is_printed_whole(capsys):
+    assert launch("--sbatch", "--hosts", "a:2,b:2", "-m", "train") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")
+    assert text.endswith(f" {sys.executable} -m train\n")
 
 
 # --- running -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ddp_helpers.launch.commands import (
     Job,
     mpirun,
     plan,
+    sbatch,
     srun,
     threads,
     torch_distributed_launch,
@@ -52,6 +53,38 @@ def test_torch_launchers_get_one_command_per_host_with_its_node_rank(function, m
         f"node-b$ python -m {module} --nnodes=2 --node-rank=1 --master-addr=node-a"
         " --master-port=29500 --nproc-per-node=2 train.py --epochs 3",
     ]
+
+
+def test_the_c10d_rendezvous_has_its_host_and_no_node_rank():
+    assert lines(torchrun(replace(TWO_NODES, rdzv="c10d", master_port=4000))) == [
+        f"{host}$ python -m torch.distributed.run --nnodes=2 --rdzv-backend=c10d"
+        f" --rdzv-endpoint=node-a:4000 --rdzv-id=4000 --rdzv-conf=is_host={is_host}"
+        " --nproc-per-node=2 train.py --epochs 3"
+        for host, is_host in (("node-a", 1), ("node-b", 0))
+    ]
+
+
+def test_a_batch_file_is_whole_and_quotes_what_a_shell_would_read():
+    job = replace(TWO_NODES, target="dir/my train.py", args=("a b", "$x;"), env={"WORD": "it's"})
+    assert sbatch(job) == (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=my_train.py\n"
+        "#SBATCH --nodes=2\n"
+        "#SBATCH --ntasks-per-node=2\n"
+        "#SBATCH --cpus-per-task=4\n"
+        "##SBATCH --gpus-per-node=2   # with GPUs: one # less, and one GPU for each rank\n"
+        "#SBATCH --time=01:00:00\n"
+        "#SBATCH --output=%x-%j.out\n"
+        "\n"
+        "# The first node of the job, and a port that no other job of this node takes.\n"
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\n"
+        "export OMP_NUM_THREADS=1\n"
+        "export WORD='it'\"'\"'s'\n"
+        "\n"
+        "# One rank that fails ends the others.\n"
+        "srun --kill-on-bad-exit=1 --export=ALL python 'dir/my train.py' 'a b' '$x;'\n"
+    )
 
 
 MASTER_X = "-x MASTER_ADDR=node-a -x MASTER_PORT=29500 -x OMP_NUM_THREADS=1"

@@ -25,21 +25,7 @@ CLUSTER = [sys.executable, "-m", "ddp_helpers", "cluster"]
 SCRIPT = str(Path(__file__).with_name("rank_behaviours.py"))
 
 
-def namespaces_missing():
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "nodes of their own need root on Linux"
-    for program, package in namespaces._PACKAGES.items():
-        if not namespaces._which(program):
-            return f"{program} is not installed: apt-get install {package}"
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return "making namespaces is not allowed here" if tried.returncode else ""
-
-
-NO_NAMESPACES = namespaces_missing()
-if os.environ.get("CI") == "true" and "not installed" in NO_NAMESPACES:
-    pytest.fail(NO_NAMESPACES)  # .ci/run installs it
 pytestmark = pytest.mark.launcher
-real_nodes = pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
 
 
 @pytest.fixture
@@ -55,12 +41,6 @@ def folders(tmp_path, monkeypatch):
     assert not [alias for alias in aliases if str(tmp_path) in alias]
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with practice_cluster() as made:
-        yield made
-
-
 def run(cluster, node, *argv, **options):
     options = {"capture_output": True, "text": True, "timeout": 60, "check": False} | options
     return subprocess.run(on_node(cluster, node, argv), **options)
@@ -73,7 +53,6 @@ def wait_until(condition, timeout_s=20):
         time.sleep(0.002)
 
 
-@real_nodes
 def test_each_node_has_its_own_name_address_and_processes(cluster):
     for node, other in (cluster.nodes, cluster.nodes[::-1]):
         assert run(cluster, node.name, "hostname").stdout == f"{node.name}\n"
@@ -85,7 +64,6 @@ def test_each_node_has_its_own_name_address_and_processes(cluster):
         assert found.split() == [other.address, other.name]
 
 
-@real_nodes
 def test_ssh_works_between_all_nodes_and_from_this_machine_without_a_question(cluster):
     for a in cluster.nodes:
         for b in cluster.nodes:
@@ -98,7 +76,6 @@ def test_ssh_works_between_all_nodes_and_from_this_machine_without_a_question(cl
         assert done.stdout == f"{a.name}\n"
 
 
-@real_nodes
 def test_a_command_has_the_callers_folder_and_environment_and_gives_its_status(
     cluster, tmp_path, monkeypatch
 ):
@@ -117,7 +94,6 @@ def test_a_command_has_the_callers_folder_and_environment_and_gives_its_status(
     assert (printed.stdout, printed.returncode) == ("node1\n", 3)
 
 
-@real_nodes
 def test_status_says_what_runs_where(cluster, capsys):
     with subprocess.Popen(on_node(cluster, "node2", ["sleep", "77"])) as process:
         try:
@@ -132,7 +108,7 @@ def test_status_says_what_runs_where(cluster, capsys):
             process.kill()
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_up_again_is_the_same_cluster_and_another_shape_is_refused(folders):
     first = up("again")
     assert up("again") == first == find("again")
@@ -144,7 +120,7 @@ def test_up_again_is_the_same_cluster_and_another_shape_is_refused(folders):
         find("again")
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_two_clusters_have_networks_of_their_own_and_neither_takes_one_in_use(folders):
     free = next(namespaces._free_networks())
     subprocess.run(["ip", "link", "add", "inuse0", "type", "bridge"], check=True)
@@ -160,7 +136,7 @@ def test_two_clusters_have_networks_of_their_own_and_neither_takes_one_in_use(fo
         subprocess.run(["ip", "link", "delete", "inuse0"], check=True)
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_the_rate_limits_both_directions_of_each_link(folders):
     with practice_cluster("slow", rate="200mbit") as slow:
         for node, link in zip(slow.nodes, namespaces._links(slow)[1:], strict=True):
@@ -171,7 +147,7 @@ def test_the_rate_limits_both_directions_of_each_link(folders):
             assert "rate 200Mbit" in outside
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 @pytest.mark.parametrize("moment", ["cluster.json", "hosts", "node1.pid", "node2.pid"])
 def test_down_removes_what_an_up_that_was_killed_has_left(folders, moment):
     process = subprocess.Popen([*CLUSTER, "up", "--name", "half"], stdout=subprocess.DEVNULL)
@@ -181,7 +157,7 @@ def test_down_removes_what_an_up_that_was_killed_has_left(folders, moment):
     assert down("half")
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_up_goes_on_where_an_up_that_was_killed_has_left_something(folders):
     process = subprocess.Popen([*CLUSTER, "up", "--name", "half"], stdout=subprocess.DEVNULL)
     wait_until(lambda: list(folders.glob("ddp_helpers_clusters-*/half/node1.pid")))
@@ -192,7 +168,7 @@ def test_up_goes_on_where_an_up_that_was_killed_has_left_something(folders):
     assert down("half")
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_down_ends_a_job_and_what_a_killed_launcher_has_left(folders):
     made = up("busy")
     (command,) = plan(
@@ -219,7 +195,7 @@ def all_processes():
             yield int(directory.name), line
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_the_cluster_ends_with_a_process_that_is_killed(folders):
     code = "from ddp_helpers.launch.practice_cluster import practice_cluster\n"
     code += "import time\nwith practice_cluster('guarded'):\n    print('up', flush=True)\n"
@@ -231,7 +207,7 @@ def test_the_cluster_ends_with_a_process_that_is_killed(folders):
     wait_until(lambda: not list(folders.glob("ddp_helpers_clusters-*")))
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_twenty_clusters_one_after_the_other_leave_nothing(folders):
     for _ in range(20):
         with practice_cluster("cycle") as made:
@@ -303,7 +279,7 @@ def test_what_cannot_be_made_is_refused(folders, options, message):
         up(**options)
 
 
-@real_nodes
+@pytest.mark.usefixtures("real_nodes")
 def test_a_rate_that_tc_does_not_know_is_refused(folders):
     with pytest.raises(ClusterError, match="rate 'fast', expected a number with kbit, mbit or gb"):
         up(rate="fast")
