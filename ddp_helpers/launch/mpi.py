@@ -65,6 +65,9 @@ def find_mpirun() -> Mpi:
     for path in filter(None, candidates):
         text = _version_text(path)
         if found := parse_version_text(text):
+            if found[0] == "Intel MPI":
+                # Its mpirun is a script that starts the first mpiexec.hydra on PATH, be it MPICH's.
+                path = shutil.which("mpiexec", path=str(Path(path).parent)) or path
             return Mpi(*found, path)
         seen = seen or f"{path} --version says {text.strip().partition(chr(10))[0]!r}"
     raise LauncherNotFound(
@@ -84,6 +87,7 @@ def _version_text(path: str) -> str:
             errors="replace",
             timeout=10,
             check=False,
+            env={**os.environ, "PATH": f"{Path(path).parent}:{os.environ.get('PATH', os.defpath)}"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

@@ -65,6 +65,17 @@ def test_mpiexec_is_taken_where_mpirun_does_not_work(machine):
     assert find_mpirun() == Mpi("Intel MPI", (2021, 19, 0), mpiexec)
 
 
+def test_intel_mpi_beside_python_is_not_taken_for_the_mpich_on_path(machine):
+    # Intel's mpirun is a script that starts the first mpiexec.hydra on PATH.
+    machine("bin", "mpiexec.hydra", HYDRA.strip())
+    machine("venv", "mpiexec.hydra", INTEL.strip())
+    script = machine("venv", "mpirun", "")
+    with open(script, "a") as file:
+        file.write("exec mpiexec.hydra --version\n")
+    mpiexec = machine("venv", "mpiexec", INTEL.strip())
+    assert find_mpirun() == Mpi("Intel MPI", (2021, 19, 0), mpiexec)
+
+
 def test_a_missing_mpirun_is_an_error_that_says_what_to_install(machine):
     with pytest.raises(LauncherNotFound) as caught:
         find_mpirun()
