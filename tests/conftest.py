@@ -21,6 +21,20 @@ if os.geteuid() == 0:  # Open MPI refuses root otherwise; engines and launchers 
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def files_of_the_user_are_left_alone():
+    """Fail the run when a test changed the user's ssh files or the machine's hosts file."""
+    before = users_files()
+    yield
+    assert users_files() == before
+
+
+def users_files() -> dict[Path, bytes]:
+    ssh = Path("~/.ssh").expanduser()
+    files = [path for path in [*ssh.rglob("*"), Path("/etc/hosts")] if path.is_file()]
+    return {path: path.read_bytes() for path in files} | {ssh: str(ssh.exists()).encode()}
+
+
 @pytest.fixture(autouse=True)
 def environment_is_left_alone():
     """Fail a test that leaves an environment variable changed behind."""
