@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_MARK = "DDP_HELPERS_JOB"  # holds the ids of the jobs a process belongs to
+MARK = "DDP_HELPERS_JOB"  # holds the ids of the jobs a process belongs to
 
 # OMPI_MCA_*, PRTE_MCA_* and OMPI_ALLOW_* are the user's settings, but for some that mpirun itself
 # sets in its ranks. PET_* are torchrun's options, which a cluster's operator sets for its own job.
@@ -40,5 +40,5 @@ def child_environ(environ: Mapping[str, str], job_id: str, in_slurm: bool) -> di
     }
     kept.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its banner
     # One job may start another: the outer one must still find all its processes.
-    kept[_MARK] = ":".join(filter(None, [environ.get(_MARK), job_id]))
+    kept[MARK] = ":".join(filter(None, [environ.get(MARK), job_id]))
     return kept

@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from . import loopback_nodes, namespaces
 from .cluster import Cluster, ClusterError, read_cluster
+from .guard import guarded
 
 _KINDS = {"namespaces": namespaces, "loopback": loopback_nodes}
 _READY = "ready"  # a file made last
@@ -94,17 +94,11 @@ def practice_cluster(
 ) -> Iterator[Cluster]:
     """Yield a cluster and remove it at the end of the block, or when this process is killed."""
     name = name or f"block-{os.getpid()}"
-    # It waits at the end of a pipe, which the system closes however this process ends.
-    guard = subprocess.Popen(
-        [sys.executable, "-m", __name__, name], stdin=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        yield up(name, nodes, rate, loopback)
-    finally:
-        down(name)
-        guard.kill()
-        guard.wait()
-        guard.stdin.close()
+    with guarded(__name__, name):
+        try:
+            yield up(name, nodes, rate, loopback)
+        finally:
+            down(name)
 
 
 def _best_kind() -> str:

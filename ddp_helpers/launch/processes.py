@@ -21,6 +21,7 @@ from pathlib import Path
 
 from .child_environ import child_environ
 from .commands import HostCommand
+from .guard import guarded
 from .output import Line, LineReader, label_variables, with_labels
 from .remote import is_this_machine, over_ssh
 
@@ -37,7 +38,7 @@ def started(
     job_id = uuid.uuid4().hex
     processes: list[subprocess.Popen] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_guard(job_id, log_dir))
+        stack.enter_context(guarded(__name__, job_id, log_dir))
         pipes = stack.enter_context(selectors.DefaultSelector())
         try:
             for number, command in enumerate(commands):
@@ -62,27 +63,6 @@ def started(
             yield processes, pipes
         finally:
             _stop(processes, pipes, job_id, take)
-
-
-@contextlib.contextmanager
-def _guard(job_id: str, log_dir: str) -> Iterator[None]:
-    """End the job also when this process is killed and runs no cleanup: a second one watches.
-
-    It waits at the end of a pipe, which the system closes however this process ends.
-    """
-    guard = subprocess.Popen(
-        [sys.executable, "-m", __name__, job_id, log_dir],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.wait()
-        guard.stdin.close()
 
 
 def watch(

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .child_environ import MARK
 from .commands import HostCommand
 from .ssh import ssh_command
 
@@ -62,7 +63,7 @@ def over_ssh(
     variables = {
         name: value
         for name, value in environ.items()
-        if name in ("DDP_HELPERS_JOB", "OMP_NUM_THREADS", "PET_TEE", "PET_LOG_DIR")
+        if name in (MARK, "OMP_NUM_THREADS", "PET_TEE", "PET_LOG_DIR")
         or (command.mpi and _MPI_SETTINGS.fullmatch(name))
     }
     variables.update(command.env)

@@ -31,10 +31,6 @@ SlurmdParameters=config_overrides
 NodeName=node[1-2] CPUs=2
 PartitionName=main Nodes=ALL Default=YES
 """
-SLURM_PROGRAMS = {
-    "munged": "munge",
-    **dict.fromkeys(("slurmctld", "slurmd", "srun", "sinfo"), "slurm-wlm"),
-}
 MUNGED = ("munged", "--foreground", "--key-file={0}/key", "--seed-file={0}/seed_{1}")
 
 
