@@ -6,6 +6,8 @@ Made by practice_cluster.py. Lesson: notebooks/06_two_nodes.ipynb
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,6 +50,26 @@ class Cluster:
                 return node
         names = ", ".join(node.name for node in self.nodes)
         raise ClusterError(f"no node {name} in cluster {self.name}.\nIt has: {names}.")
+
+    @property
+    def bin(self) -> Path:
+        """The folder with the cluster's own ssh, which goes in front of this machine's PATH."""
+        return self.folder / "bin"
+
+    def environ(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return environ for programs of this machine that reach the nodes through ssh.
+
+        ssh, launch --run and the mpirun of every flavour then know the names of the nodes.
+        """
+        path = f"{self.bin}{os.pathsep}{environ.get('PATH', os.defpath)}"
+        return {**environ, "PATH": path}
+
+    def write_ssh(self, script: str) -> None:
+        """Make the program that environ() puts in front of this machine's ssh."""
+        self.bin.mkdir(mode=0o700)
+        ssh = self.bin / "ssh"
+        ssh.write_text(f"#!/bin/sh\n{script}")
+        ssh.chmod(0o700)
 
     def write(self) -> None:
         """Note in the folder what is being made, before it is made: it is found after a crash."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 
 from . import loopback_nodes
@@ -18,6 +19,7 @@ examples:
   cluster up                                   two nodes, node1 and node2
   cluster exec node1 -- ssh node2 hostname     run a command on a node
   cluster exec node1 bash                      a shell on a node
+  eval "$(python -m ddp_helpers cluster env)"  then ssh node1 works from this machine as well
   cluster down                                 remove the nodes and all that runs on them
 """
 
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (
         make,
         run,
+        commands.add_parser("env", help="print what lets this machine's shell reach the nodes"),
         commands.add_parser("status", help="show the nodes and what runs on them"),
         commands.add_parser("down", help="remove the nodes and all that runs on them"),
     ):
@@ -49,6 +52,8 @@ def main(args: argparse.Namespace) -> int:
             _show(up(args.name, args.nodes, args.rate, args.loopback))
         elif args.action == "status":
             _show(find(args.name))
+        elif args.action == "env":
+            print(f'export PATH={shlex.quote(str(find(args.name).bin))}:"$PATH"')
         elif args.action == "down":
             gone = down(args.name)
             print(f"cluster {args.name} {'removed' if gone else 'was not up'}.")

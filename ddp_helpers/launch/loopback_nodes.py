@@ -8,7 +8,6 @@ Lesson: notebooks/06_two_nodes.ipynb
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from .cluster import Cluster, ClusterError, Node
 
 # As ssh does: options first, then the host, then words that a shell puts together again.
 _SSH = """\
-#!/bin/sh
 # Stands in for ssh: leaves the host out and runs the rest here, with a new login's environment.
 while :; do
   case "$1" in
@@ -52,9 +50,7 @@ def make(cluster: Cluster, number: int) -> Cluster:
     nodes = tuple(Node(f"node{n}", each, each) for n, each in enumerate(addresses, 1))
     cluster = replace(cluster, nodes=nodes)
     cluster.write()
-    ssh = cluster.folder / "ssh"
-    ssh.write_text(_SSH)
-    ssh.chmod(0o700)
+    cluster.write_ssh(_SSH)
     return cluster
 
 
@@ -68,13 +64,8 @@ def remove(cluster: Cluster) -> None:
 
 
 def command(cluster: Cluster, node: Node, argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that runs argv on node: with mpirun's ssh being the stand-in."""
-    ssh = cluster.folder / "ssh"
-    # Open MPI 5 and 4, hydra, and what ddp_helpers itself starts.
-    names = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
-    assignments = [f"{name}={ssh}" for name in names]
-    path = f"PATH={cluster.folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return ("env", *assignments, path, *argv)
+    """Return the command that runs argv on node: here, with the stand-in for ssh on PATH."""
+    return ("env", f"PATH={cluster.environ()['PATH']}", *argv)
 
 
 def processes(cluster: Cluster) -> dict[str, list[tuple[int, str]]]:

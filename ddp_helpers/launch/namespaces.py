@@ -16,6 +16,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -55,7 +56,7 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd /run/lock /run/tmp
 chmod 1777 /run/tmp
-mount --bind "$folder/hosts" /etc/hosts
+mount --bind "$folder/$name.hosts" /etc/hosts
 mount --bind "$folder/ssh_config" /etc/ssh/ssh_config
 [ ! -f /etc/nsswitch.conf ] || mount --bind "$folder/nsswitch.conf" /etc/nsswitch.conf
 echo "$pid" >"$folder/$name.pid.new"
@@ -211,7 +212,8 @@ def _write_configuration(cluster: Cluster) -> None:
     bridge = str(ipaddress.ip_network(f"{nodes[0].address}/24", strict=False)[254])
     own = f"127.0.0.1 localhost\n::1 localhost\n{bridge} {socket.gethostname()}\n"
     own += "".join(f"{node.address} {node.name}\n" for node in nodes)
-    (folder / "hosts").write_text(own)
+    for node in nodes:
+        (folder / f"{node.name}.hosts").write_text(own)
     # A node reaches no name server. torch looks up every address that connects, and would wait.
     with contextlib.suppress(FileNotFoundError):
         lookup = Path("/etc/nsswitch.conf").read_text()
@@ -231,6 +233,7 @@ def _write_configuration(cluster: Cluster) -> None:
         f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking yes\n"
         "  BatchMode yes\n  ConnectTimeout 5\n"
     )
+    cluster.write_ssh(f'exec {_which("ssh")} -F {shlex.quote(str(folder))}/ssh_config "$@"\n')
 
 
 def _start(folder: Path, node: Node) -> None:

@@ -1,6 +1,7 @@
 """The practice cluster: two real nodes, used as a cluster is, and nothing left of it."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ddp_helpers.launch.practice_cluster import (
     processes,
     up,
 )
+from ddp_helpers.launch.runner import run_local
 
 CLUSTER = [sys.executable, "-m", "ddp_helpers", "cluster"]
 SCRIPT = str(Path(__file__).with_name("rank_behaviours.py"))
@@ -74,6 +76,21 @@ def test_ssh_works_between_all_nodes_and_from_this_machine_without_a_question(cl
             ["ssh", "-F", config, a.name, "hostname"], capture_output=True, text=True, check=True
         )
         assert done.stdout == f"{a.name}\n"
+
+
+def test_this_machine_reaches_the_nodes_by_name_when_it_takes_the_clusters_environment(cluster):
+    take = f'eval "$({shlex.join([*CLUSTER, "env", "--name", cluster.name])})"; '
+    done = subprocess.run(
+        ["sh", "-c", take + "ssh node1 hostname; ssh -T node2 hostname"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "node1\nnode2\n"
+    job = Job("-c", ("import socket; print(socket.gethostname())",), hosts=cluster.hosts(2))
+    output = run_local(plan("mpirun", job), 60, echo=False, environ=cluster.environ())
+    assert sorted(output.split()) == ["node1", "node1", "node2", "node2"]
 
 
 def test_a_command_has_the_callers_folder_and_environment_and_gives_its_status(
@@ -148,7 +165,7 @@ def test_the_rate_limits_both_directions_of_each_link(folders):
 
 
 @pytest.mark.usefixtures("real_nodes")
-@pytest.mark.parametrize("moment", ["cluster.json", "hosts", "node1.pid", "node2.pid"])
+@pytest.mark.parametrize("moment", ["cluster.json", "node1.hosts", "node1.pid", "node2.pid"])
 def test_down_removes_what_an_up_that_was_killed_has_left(folders, moment):
     process = subprocess.Popen([*CLUSTER, "up", "--name", "half"], stdout=subprocess.DEVNULL)
     wait_until(lambda: list(folders.glob(f"ddp_helpers_clusters-*/half/{moment}")))
