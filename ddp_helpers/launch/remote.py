@@ -9,6 +9,7 @@ Source: ssh(1). Lesson: notebooks/06_two_nodes.ipynb
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -97,6 +98,7 @@ def free_port_on(host: str, python: str) -> int:
     return int(done.stdout)
 
 
+@functools.cache  # a name that is not known here may take the name server seconds, each time
 def is_this_machine(host: str) -> bool:
     """Return True when host names this machine: an address of its own, or nothing else."""
     if host in ("localhost", socket.gethostname()):

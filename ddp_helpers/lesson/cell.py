@@ -5,8 +5,6 @@ Lesson: notebooks/08_when_it_hangs.ipynb
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,10 +38,8 @@ class RanksFailed(RuntimeError):
 def start_cell(ranks: Sequence[Rank], source: str, name: str) -> dict[Rank, Any]:
     """Start source on ranks and return {rank: pending result}. name marks it in tracebacks."""
     for one in ranks:
-        one.output.unlink(missing_ok=True)
-    return {
-        one: one.view.apply_async(in_rank.run_cell, source, name, str(one.output)) for one in ranks
-    }
+        one.keeper.remove(one.output)
+    return {one: one.view.apply_async(in_rank.run_cell, source, name, one.output) for one in ranks}
 
 
 def finish_cell(
@@ -114,8 +110,7 @@ def _wait(
 def _interrupt(ranks: Collection[Rank], pending: Mapping[Rank, Any]) -> None:
     """Raise KeyboardInterrupt in ranks; those that wait in C stay there."""
     for one in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGINT)
+        one.keeper.signal(one.pid, signal.SIGINT)
     end = time.monotonic() + _STOP_S
     while time.monotonic() < end and not all(pending[one].ready() for one in ranks):
         time.sleep(_POLL_S)

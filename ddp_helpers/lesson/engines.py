@@ -11,6 +11,8 @@
     engines.push(number=3)       # give it to every rank
     engines.restart()            # new ranks, when a cell has left some of them waiting
 
+    start_engines(hosts=parse_hosts("node-a:2,node-b:2"))     # from ddp_helpers.launch.hosts
+
 %%px --timeout 20 ends a cell after 20 seconds, and %%px --ranks 0,2 runs it on two ranks only.
 The ranks are engines of ipyparallel, which mpirun starts; they end with the notebook's kernel.
 Lesson: notebooks/01_processes_and_ranks.ipynb
@@ -21,8 +23,10 @@ from __future__ import annotations
 import atexit
 import linecache
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from ddp_helpers.launch.hosts import Host, local
 from ddp_helpers.lesson import in_rank
 from ddp_helpers.lesson.cell import RanksFailed, finish_cell, start_cell, still_busy
 from ddp_helpers.lesson.places import Rank
@@ -33,33 +37,35 @@ from ddp_helpers.lesson.session import EnginesNotStarted, Session, start, stop, 
 _ANSWER_S = 60.0  # for a value, which no rank has to compute
 
 
-def start_engines(n: int = 4) -> Engines:
+def start_engines(n: int = 4, hosts: Sequence[Host] | None = None) -> Engines:
     """Start n MPI ranks on this machine and let every %%px cell of this notebook run on them.
 
-    Prints nothing and returns when all are ready. Called again, it first stops the ranks of the
-    call before. Raises EnginesNotStarted, with the reason, after at most two minutes.
-    Lesson: notebooks/01_processes_and_ranks.ipynb
+    hosts: start one rank for each of their slots instead, over ssh. Prints nothing and returns
+    when all are ready. Called again, it first stops the ranks of the call before. Raises
+    EnginesNotStarted, with the reason, after at most two minutes.
+    Lesson: notebooks/01_processes_and_ranks.ipynb, notebooks/06_two_nodes.ipynb
     """
+    if n < 1:
+        raise EnginesNotStarted(f"{n} ranks, expected 1 or more.")
     shell = _ipython()
     earlier = shell and getattr(shell.find_cell_magic("px"), "engines", None)
     if earlier:
         earlier.stop()
-    engines = Engines(n)
+    engines = Engines(local(n) if hosts is None else tuple(hosts))
     if shell:
         register_px(shell, engines)
     return engines
 
 
 class Engines:
-    """n MPI ranks and the cells that run on them; start_engines makes one."""
+    """MPI ranks and the cells that run on them; start_engines makes one."""
 
-    def __init__(self, n: int):
-        if n < 1:
-            raise EnginesNotStarted(f"{n} ranks, expected 1 or more.")
-        self._n = n
+    def __init__(self, hosts: tuple[Host, ...]):
+        self._hosts = hosts
+        self._n = sum(host.slots for host in hosts)
         self._cells = 0
         self._pending: dict[Rank, Any] = {}
-        self._session: Session | None = start(n)
+        self._session: Session | None = start(hosts)
         atexit.register(self.stop)
 
     def __len__(self) -> int:
@@ -68,7 +74,9 @@ class Engines:
     def __repr__(self) -> str:
         if self._session is None:
             return "<no ranks; engines.restart() starts them>"
-        return f"<{self._n} MPI ranks on this machine, {self._session.mpi.flavour}>"
+        hosts = ", ".join(host.name for host in self._hosts)
+        where = "this machine" if self._hosts == local(self._n) else hosts
+        return f"<{self._n} MPI ranks on {where}, {self._session.mpi.flavour}>"
 
     def run(self, source: str, ranks: list[int] | None = None, timeout_s: float = CELL_S) -> None:
         """Run source on ranks (None: on all) and show what they print: what %%px does.
@@ -102,7 +110,7 @@ class Engines:
     def restart(self) -> None:
         """Stop the ranks, also those that wait for ever, and start as many new ones."""
         self.stop()
-        self._session = start(self._n)
+        self._session = start(self._hosts)
         atexit.register(self.stop)
         print(f"{self._n} new ranks, with empty memory: run the cells with imports again.")
 

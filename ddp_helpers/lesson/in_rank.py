@@ -15,6 +15,7 @@ import io
 import linecache
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -23,20 +24,24 @@ from pathlib import Path
 from typing import Any
 
 
-def prepare(folder: str, master_addr: str, master_port: int) -> dict[str, Any]:
-    """Make this engine ready for run_cell and return who it is, as MPI sees it."""
+def prepare(folders: list[str], master_addr: str, master_port: int) -> dict[str, Any]:
+    """Make this engine ready for run_cell and return who it is, as MPI sees it.
+
+    folders: where the ranks write, rank 0's first.
+    """
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.Get_rank()
     # One stdout for the engine's life, so that a logger made in one cell still works in the next.
     sys.stdout, sys.stderr = _writer(1), _writer(2)
-    stack = open(Path(folder, f"stack_of_{os.getpid()}"), "w")  # noqa: SIM115 (stays open)
+    stack = open(Path(folders[rank], f"stack_of_{os.getpid()}"), "w")  # noqa: SIM115 (stays open)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True, chain=False)
     os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
     return {
         "rank": rank,
         "size": MPI.COMM_WORLD.Get_size(),
         "pid": os.getpid(),
+        "host": socket.gethostname(),
         "library": MPI.Get_library_version().splitlines()[0].split(",")[0],
     }
 

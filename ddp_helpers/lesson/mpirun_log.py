@@ -42,6 +42,9 @@ def _by_signal(number: str) -> str:
 
 
 def last_lines(log: str, count: int = 3) -> str:
-    """Return the last lines of log that say something."""
-    lines = [line for line in log.splitlines() if line.strip(" -*=")]
-    return "\n".join(lines[-count:]) or "mpirun wrote nothing."
+    """Return the last lines of log that say something: the ranks' own, else mpirun's."""
+    ranks_own = re.split(r"^(?:-{20,}|={20,})$", log, maxsplit=1, flags=re.MULTILINE)[0]
+    for text in (ranks_own, log):
+        if lines := [line for line in text.splitlines() if line.strip(" -*=")]:
+            return "\n".join(lines[-count:])
+    return "mpirun wrote nothing."

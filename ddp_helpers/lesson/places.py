@@ -6,8 +6,6 @@ Lesson: notebooks/08_when_it_hangs.ipynb
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import signal
 import time
@@ -16,42 +14,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_helpers.lesson.keeper import Keeper
 from ddp_helpers.lesson.report import Frame
 
 
 @dataclass(frozen=True, eq=False)
 class Rank:
-    """One engine: its MPI rank, its process, its ipyparallel view and the folder it writes to."""
+    """One engine: its MPI rank, its process, its ipyparallel view, and the keeper of its host."""
 
     rank: int
     pid: int
     view: Any
-    folder: Path
+    keeper: Keeper
 
     @property
-    def output(self) -> Path:
-        return self.folder / f"output_of_{self.pid}"
+    def output(self) -> str:
+        """The file on its host that holds what the rank has written in a cell."""
+        return f"{self.keeper.folder}/output_of_{self.pid}"
 
     @property
-    def stack(self) -> Path:
-        return self.folder / f"stack_of_{self.pid}"
+    def stack(self) -> str:
+        """The file on its host that holds the rank's stack, once for each signal."""
+        return f"{self.keeper.folder}/stack_of_{self.pid}"
 
 
 def find_places(ranks: Sequence[Rank]) -> dict[Rank, tuple[Frame, ...]]:
     """Return where in its cell each rank is now, outermost frame first."""
-    before = {}
+    before = {one: len(one.keeper.read(one.stack)) for one in ranks}
     for one in ranks:
-        with contextlib.suppress(OSError):
-            before[one] = one.stack.stat().st_size
-            os.kill(one.pid, signal.SIGUSR1)
+        one.keeper.signal(one.pid, signal.SIGUSR1)
     end = time.monotonic() + 1
-    text = dict.fromkeys(before, "")
+    text = dict.fromkeys(ranks, b"")
     while time.monotonic() < end:
         time.sleep(0.05)
-        last, text = text, {one: one.stack.read_text()[size:] for one, size in before.items()}
+        last, text = text, {one: one.keeper.read(one.stack, before[one]) for one in ranks}
         if last == text and all(text.values()):
             break
-    return {one: parse_stack(text.get(one, "")) for one in ranks}
+    return {one: parse_stack(text[one].decode(errors="replace")) for one in ranks}
 
 
 def parse_stack(text: str) -> tuple[Frame, ...]:

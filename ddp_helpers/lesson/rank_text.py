@@ -5,7 +5,6 @@ First comes everything of rank 0, as it writes it, then rank 1, and so on.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable
 
 from ddp_helpers.lesson.places import Rank
@@ -39,10 +38,8 @@ class RankText:
             self._offset = 0
 
     def _show_new(self, one: Rank, last: bool) -> None:
-        with contextlib.suppress(FileNotFoundError), open(one.output, "rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-            if not last:
-                new = new[: new.rfind(b"\n") + 1]
-            self._offset += len(new)
-            print(label(one.rank, new.decode(errors="replace")), end="", flush=True)
+        new = one.keeper.read(one.output, self._offset)
+        if not last:
+            new = new[: new.rfind(b"\n") + 1]
+        self._offset += len(new)
+        print(label(one.rank, new.decode(errors="replace")), end="", flush=True)

