@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import pytest
 
+from ddp_helpers.launch import namespaces
+from ddp_helpers.launch.cluster import ClusterError
 from ddp_helpers.worker import network
 
 T = TypeVar("T")
@@ -70,6 +72,18 @@ def require():
         return found
 
     return require
+
+
+@pytest.fixture(scope="session")
+def real_nodes(require):
+    """Skip, or in CI fail, where nodes of namespaces cannot be made."""
+    require(sys.platform == "linux" and os.geteuid() == 0, "two real nodes: root on Linux only")
+    missing = ""
+    try:
+        namespaces.check(None)
+    except ClusterError as error:
+        missing = str(error)
+    require(not missing, missing)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def finish_cell(
     except KeyboardInterrupt:
         headline = "the cell was interrupted"
     gone = why_gone()
-    places = {} if gone else find_places(still_busy(pending))
+    busy = [] if gone else still_busy(pending)
+    places = find_places(busy) if busy else {}
     _interrupt(places, pending)
     text.show(pending)
     results = {one: _result(pending[one]) for one in pending if pending[one].ready()}

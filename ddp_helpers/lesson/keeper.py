@@ -33,10 +33,11 @@ from ddp_helpers.launch.ssh import ssh_command
 from ddp_helpers.lesson import processes
 
 _ANSWER_S = 10.0  # a busy host still answers in a small part of it
+_STOP_S = 15.0  # twice what processes.stop() takes at most
 
 
 class Keeper:
-    """The notebook's end of the pipe. After a failure `lost` says so and answers are empty."""
+    """The notebook's end of the pipe. Of a host that is lost all answers are empty."""
 
     def __init__(self, name: str, host: str | None = None):
         argv = [sys.executable, "-m", processes.KEEPER, name]
@@ -44,7 +45,7 @@ class Keeper:
             there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(argv)}"
             argv = [*ssh_command(host, options=("LogLevel=ERROR",)), there]
         self.host = host or "this machine"
-        self.lost: str | None = None
+        self._lost = False
         self.folder = self.host_name = ""
         self.connection: list[str] = []  # addresses and ports, here and there
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
@@ -70,7 +71,8 @@ class Keeper:
             if line := self._lines.get(timeout=timeout_s):
                 self.folder, self.host_name, self.connection = json.loads(line)
                 return
-        self.stop(0)
+        self._lost = True
+        self.stop()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         raise RuntimeError(said[-1] if said else f"no answer within {timeout_s:g} s")
@@ -95,26 +97,26 @@ class Keeper:
         """Return a port of the keeper's host that is free for torch, None when there is none."""
         return self._ask("port")
 
-    def has_ended(self) -> bool:
-        """Return True when the keeper, or the ssh to it, has ended."""
-        return self._process.poll() is not None
+    def is_lost(self) -> bool:
+        """Return True when the keeper has not answered, or it or the ssh to it has ended."""
+        return self._lost or self._process.poll() is not None
 
     def close(self) -> None:
         """Let the keeper end everything on its host, without waiting for it."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def stop(self, timeout_s: float = 15.0) -> None:
-        """Let the keeper end everything on its host, and wait for that."""
+    def stop(self) -> None:
+        """Let the keeper end everything on its host, and wait for that unless it is lost."""
         self.close()
         try:
-            self._process.wait(timeout_s)
+            self._process.wait(0 if self.is_lost() else _STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
     def _ask(self, task: str, *words: Any) -> Any:
-        if self.lost:
+        if self._lost:
             return None
         number = next(self._numbers)
         deadline = time.monotonic() + _ANSWER_S
@@ -125,7 +127,7 @@ class Keeper:
                 answered, answer = json.loads(line)
                 if answered == number:  # not that of a question which was interrupted
                     return answer
-        self.lost = f"{self.host} does not answer any more"
+        self._lost = True
         return None
 
     def _take_lines(self) -> None:

@@ -97,11 +97,12 @@ def stop(session: Session) -> None:
 def why_ended(session: Session) -> str | None:
     """Return how the ranks ended; None while they live."""
     for keeper in session.keepers.values():
-        if keeper.lost or keeper.has_ended():
-            return keeper.lost or f"the connection to {keeper.host} has ended"
+        if keeper.is_lost():
+            return f"{keeper.host} does not answer any more"
     if session.children["mpirun"].poll() is None:
         return None
-    rank_of = {one.pid: one.rank for one in session.ranks}
+    pids = [one.pid for one in session.ranks]  # two hosts may use the same
+    rank_of = {pid: rank for rank, pid in enumerate(pids) if pids.count(pid) == 1}
     return mpirun_log.why_ended(_log(session, "mpirun"), rank_of)
 
 

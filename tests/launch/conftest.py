@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ddp_helpers.launch import namespaces
-from ddp_helpers.launch.cluster import ClusterError
 from ddp_helpers.launch.practice_cluster import on_node, practice_cluster, processes
 
 # As little as Slurm needs. Without config_overrides it counts this machine's cores and memory.
@@ -32,18 +30,6 @@ NodeName=node[1-2] CPUs=2
 PartitionName=main Nodes=ALL Default=YES
 """
 MUNGED = ("munged", "--foreground", "--key-file={0}/key", "--seed-file={0}/seed_{1}")
-
-
-@pytest.fixture(scope="session")
-def real_nodes(require):
-    """Skip, or in CI fail, where nodes of namespaces cannot be made."""
-    require(sys.platform == "linux" and os.geteuid() == 0, "two real nodes: root on Linux only")
-    missing = ""
-    try:
-        namespaces.check(None)
-    except ClusterError as error:
-        missing = str(error)
-    require(not missing, missing)
 
 
 @pytest.fixture(scope="module")

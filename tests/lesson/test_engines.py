@@ -420,15 +420,15 @@ time.sleep(100)
 def killed_kernel():
     """Return the number of a process that was killed while one of its ranks hung."""
 
-    def killed_kernel(watched: bool) -> int:
+    def killed_kernel(kept: bool) -> int:
         process = subprocess.Popen([sys.executable, "-c", KERNEL], stdout=subprocess.PIPE)
         assert process.stdout.readline() == b"one rank hangs\n"
         left = processes.of_kernel(process.pid)
-        assert len(left) >= 5  # watcher, controller, mpirun, two engines
-        watchers = [one for one in left if "ddp_helpers.lesson.processes" in one.cmdline()]
-        assert len(watchers) == 1
-        if not watched:
-            watchers[0].kill()
+        assert len(left) >= 5  # keeper, controller, mpirun, two engines
+        keepers = [one for one in left if processes.KEEPER in one.cmdline()]
+        assert len(keepers) == 1
+        if not kept:
+            keepers[0].kill()
         process.kill()
         process.wait()
         process.stdout.close()
@@ -438,7 +438,7 @@ def killed_kernel():
 
 
 def test_the_engines_of_a_killed_kernel_end_by_themselves(killed_kernel):
-    pid = killed_kernel(watched=True)
+    pid = killed_kernel(kept=True)
     deadline = time.monotonic() + 15
     while processes.of_kernel(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -446,7 +446,7 @@ def test_the_engines_of_a_killed_kernel_end_by_themselves(killed_kernel):
 
 
 def test_what_a_killed_kernel_has_left_is_ended_by_the_next_start(killed_kernel, engines):
-    pid = killed_kernel(watched=False)
+    pid = killed_kernel(kept=False)
     assert len(processes.of_kernel(pid)) >= 4
     own = {one.pid for one in processes.of_kernel(os.getpid())}
     other = start_engines(2)

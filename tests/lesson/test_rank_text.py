@@ -1,5 +1,8 @@
 """What ranks print: whole lines, each with its rank, one rank after the other."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 
 from ddp_helpers.lesson.places import Rank
@@ -23,8 +26,19 @@ def test_every_line_says_its_rank_once(text, expected):
     assert label(1, text) == expected
 
 
+@dataclass
+class Folder:
+    """Stands in for a keeper."""
+
+    folder: str
+
+    def read(self, file: str, offset: int) -> bytes:
+        path = Path(file)
+        return path.read_bytes()[offset:] if path.exists() else b""
+
+
 def test_text_is_shown_as_it_comes_and_ranks_wait_for_their_turn(tmp_path, capsys):
-    ranks = [Rank(rank, pid=100 + rank, view=None, folder=tmp_path) for rank in (1, 0)]
+    ranks = [Rank(rank, 100 + rank, None, Folder(str(tmp_path))) for rank in (1, 0)]
     by_rank = {one.rank: one for one in ranks}
     text = RankText(ranks)
 
@@ -33,11 +47,11 @@ def test_text_is_shown_as_it_comes_and_ranks_wait_for_their_turn(tmp_path, capsy
         return capsys.readouterr().out
 
     assert shown() == ""  # no file yet
-    by_rank[0].output.write_text("a\nhalf a li")
-    by_rank[1].output.write_text("of rank 1")
+    Path(by_rank[0].output).write_text("a\nhalf a li")
+    Path(by_rank[1].output).write_text("of rank 1")
     assert shown() == "[rank 0] a\n"
     assert shown([1]) == ""  # rank 1 has finished first, and waits
-    by_rank[0].output.write_text("a\nhalf a line\nend")
+    Path(by_rank[0].output).write_text("a\nhalf a line\nend")
     assert shown([1]) == "[rank 0] half a line\n"
     assert shown([0, 1]) == "[rank 0] end\n[rank 1] of rank 1\n"
     assert shown([0, 1]) == ""
