@@ -71,7 +71,6 @@ class Keeper:
             if line := self._lines.get(timeout=timeout_s):
                 self.folder, self.host_name, self.connection = json.loads(line)
                 return
-        self._lost = True
         self.stop()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -107,10 +106,10 @@ class Keeper:
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Let the keeper end everything on its host, and wait for that unless it is lost."""
+        """Let the keeper end everything on its host, and wait for that."""
         self.close()
         try:
-            self._process.wait(0 if self.is_lost() else _STOP_S)
+            self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
