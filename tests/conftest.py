@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -84,6 +85,24 @@ def real_nodes(require):
     except ClusterError as error:
         missing = str(error)
     require(not missing, missing)
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    """Wait until a condition holds and return its value; fail the test when it never does.
+
+    wait_until(lambda: list(folder.glob("here_*"))) returns the files. poll_s is the time between
+    two looks, for what lasts only a moment.
+    """
+
+    def wait_until(condition: Callable[[], T], timeout_s: float = 40, poll_s: float = 0.05) -> T:
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"waited in vain for {timeout_s:g} s"
+            time.sleep(poll_s)
+        return value
+
+    return wait_until
 
 
 @dataclass(frozen=True)

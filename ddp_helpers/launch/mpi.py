@@ -1,6 +1,7 @@
 """Which mpirun is this? Open MPI, MPICH and Intel MPI take different options.
 
-    find_mpirun()     # Mpi(flavour='Open MPI', version=(5, 0, 11), path='/.../bin/mpirun')
+    find_mpirun()          # Mpi(flavour='Open MPI', version=(5, 0, 11), path='/.../bin/mpirun')
+    mpi_library_path()     # '/.../lib/libmpi.so.40', after `from mpi4py import MPI`
 
 Lesson: notebooks/05_three_launchers.ipynb
 """
@@ -51,6 +52,27 @@ def parse_version_text(text: str) -> tuple[str, tuple[int, ...]] | None:
         if match := pattern.search(text):
             return flavour, tuple(int(part) for part in match[1].strip(".").split("."))
     return None
+
+
+# A line of /proc/self/maps ends in the file's path. Open MPI's libraries for other languages need
+# its libmpi.so; libmpi_abi.so and a vendor's libmpi_NAME.so are the MPI library itself.
+_LIBRARY = re.compile(
+    r" (/.*/lib(?:mpi|mpich)(?:_(?!cxx|java|mpifh|usempi)\w+)?\.so[.0-9]*)(?: \(deleted\))?$", re.M
+)
+
+
+def parse_maps(text: str) -> str | None:
+    """Return the path of the MPI library in the text of /proc/PID/maps, None without one."""
+    match = _LIBRARY.search(text)
+    return match and match[1]
+
+
+def mpi_library_path() -> str | None:
+    """Return the path of the MPI library this process has loaded; None: none, or not Linux."""
+    try:
+        return parse_maps(Path("/proc/self/maps").read_text(errors="replace"))
+    except FileNotFoundError:
+        return None
 
 
 def find_mpirun() -> Mpi:

@@ -17,12 +17,7 @@ from .mpi import LauncherNotFound
 CONNECT_TIMEOUT_S = 5  # until the host has greeted
 
 
-def ssh_command(
-    host: str,
-    config: str | None = None,
-    connect_timeout_s: int = CONNECT_TIMEOUT_S,
-    options: Sequence[str] = (),
-) -> list[str]:
+def ssh_command(host: str, config: str | None = None, options: Sequence[str] = ()) -> list[str]:
     """Return the words that start ssh to host; append the remote command, one shell text.
 
     config is a configuration file, in place of the user's and the system's (ssh -F). options
@@ -30,7 +25,7 @@ def ssh_command(
     """
     settings = (
         "BatchMode=yes",  # fail where ssh would ask for a password or about a host key
-        f"ConnectTimeout={connect_timeout_s}",
+        f"ConnectTimeout={CONNECT_TIMEOUT_S}",
         "ServerAliveInterval=15",  # a host that lost its power is noticed within a minute
         "ControlPath=none",  # a shared connection stays in the background, our output in its hands
         "UpdateHostKeys=no",  # known_hosts is the user's

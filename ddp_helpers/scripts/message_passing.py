@@ -7,12 +7,11 @@ Lesson: notebooks/02_message_passing.ipynb
 """
 
 import argparse
-import socket
 
 import torch
 import torch.distributed as dist
 
-from ddp_helpers.results import write_result
+from ddp_helpers.scripts.result_files import add_result_arguments, parse_args, write_results
 from ddp_helpers.worker.console import say, short_errors
 from ddp_helpers.worker.environment import (
     LaunchEnvironmentError,
@@ -40,29 +39,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Rank 0 sends a number to every other rank.")
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for a rank")
-    parser.add_argument("--result_dir", "--result-dir", help="write rank_R.json files here")
+    add_result_arguments(parser)
     add_local_rank_argument(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = build_parser().parse_args(argv)
+    args = parse_args(build_parser(), argv)
     with short_errors(LaunchEnvironmentError, RendezvousError):
         env = detect()
         with process_group(env, args.backend, args.timeout) as device:
             number = pass_message(env.rank, env.world_size, device)
-            backend = dist.get_backend()
-    if args.result_dir:
-        write_result(
-            args.result_dir,
-            env.rank,
-            local_rank=env.local_rank,
-            world_size=env.world_size,
-            launcher=env.launcher,
-            host=socket.gethostname(),
-            backend=backend,
-            number=number,
-        )
+            if args.result_dir:
+                write_results(args.result_dir, args.gather_results, env, number=number)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ Lesson: notebooks/04_resnet_ddp.ipynb
 import argparse
 import logging
 import math
-import socket
 from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torchvision.models import get_model
 
-from ddp_helpers.results import write_result
+from ddp_helpers.scripts.result_files import add_result_arguments, parse_args, write_results
 from ddp_helpers.worker import checkpoint, data
 from ddp_helpers.worker.checks import TrainingError, check_equal_replicas, parameters_hash
 from ddp_helpers.worker.console import progress, rank_logger, short_errors
@@ -73,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of initial parameters and the order of images")
     add("--backend", choices=["auto", "gloo", "nccl"], default="auto", help="auto: nccl on GPUs")
     add("--timeout", type=float, default=300.0, help="seconds to wait for a rank")
-    add("--result_dir", help="write rank_R.json files here")
+    add_result_arguments(parser)
     add_local_rank_argument(parser)
     return parser
 
@@ -168,7 +166,7 @@ def lr_factor(steps_per_epoch: int, step: int) -> float:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments; a value that cannot work ends the process with status 2."""
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = parse_args(parser, argv)
     for name in ("epochs", "batch_size", "lr", "image_size", "accumulate", "timeout"):
         if not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name} {getattr(args, name)}, expected a number above 0")
@@ -186,11 +184,9 @@ def main(argv: list[str] | None = None) -> None:
         env = detect()
         set_threads(env.local_world_size)
         with process_group(env, args.backend, args.timeout) as device:
-            figures = {"backend": dist.get_backend(), **train(args, env, device)}
-    if args.result_dir:
-        identity = {"local_rank": env.local_rank, "world_size": env.world_size}
-        identity |= {"launcher": env.launcher, "host": socket.gethostname()}
-        write_result(args.result_dir, env.rank, **identity, **figures)
+            figures = train(args, env, device)
+            if args.result_dir:
+                write_results(args.result_dir, args.gather_results, env, **figures)
 
 
 if __name__ == "__main__":

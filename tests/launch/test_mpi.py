@@ -1,5 +1,7 @@
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from ddp_helpers.launch.mpi import (
     Mpi,
     check_root,
     find_mpirun,
+    parse_maps,
     parse_version_text,
 )
 
@@ -99,6 +102,54 @@ def test_the_installed_mpirun_is_found():
     assert mpi.flavour in ("Open MPI", "MPICH", "Intel MPI")
     assert mpi.version >= (4,)
     assert str(mpi) == f"{mpi.flavour} {'.'.join(map(str, mpi.version))} ({mpi.path})"
+
+
+MAPS = """\
+5581c0a00000-5581c0a01000 r--p 00000000 fe:00 53 /usr/bin/python3.11
+7ff5d6347000-7ff5d6372000 r--p 00000000 fe:00 53 /venv/mpi4py/MPI.mpich.cpython-311.so
+7ff5d6600000-7ff5d668e000 r--p 00000000 fe:00 55 {}
+7ff5d668e000-7ff5d89fa000 r-xp 0008e000 fe:00 55 {}
+7ffd3b1e2000-7ffd3b203000 rw-p 00000000 00:00 0  [stack]
+"""
+
+
+@pytest.mark.parametrize(
+    ("loaded", "expected"),
+    [
+        ("/venv/lib/libmpi.so.40", "/venv/lib/libmpi.so.40"),
+        (
+            "/usr/lib/x86_64-linux-gnu/libmpich.so.12.2.2",
+            "/usr/lib/x86_64-linux-gnu/libmpich.so.12.2.2",
+        ),
+        ("/opt/my mpi/libmpi_abi.so.0", "/opt/my mpi/libmpi_abi.so.0"),
+        ("/opt/cray/libmpi_gnu_112.so.12", "/opt/cray/libmpi_gnu_112.so.12"),
+        ("/lib/libmpi.so.12 (deleted)", "/lib/libmpi.so.12"),
+        ("/lib/libmpi_cxx.so.40", None),
+        ("/lib/libmpi_usempif08.so.40", None),
+        ("/lib/libmpichfort.so.12", None),
+        ("/lib/libmpi4.so", None),
+    ],
+)
+def test_the_mpi_library_is_found_among_the_mapped_files(loaded, expected):
+    assert parse_maps(MAPS.format(loaded, loaded)) == expected
+
+
+def test_the_mpi_library_that_mpi4py_has_loaded_is_named():
+    code = (
+        "from ddp_helpers.launch.mpi import mpi_library_path\n"
+        "print(mpi_library_path())\n"
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "from mpi4py import MPI\n"
+        "print(mpi_library_path())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, path = done.stdout.splitlines()
+    assert before == "None"
+    if sys.platform == "linux":
+        assert Path(path).is_file()
+        assert Path(path).name.startswith("libmpi")
+    else:
+        assert path == "None"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -46,13 +45,6 @@ def folders(tmp_path, monkeypatch):
 def run(cluster, node, *argv, **options):
     options = {"capture_output": True, "text": True, "timeout": 60, "check": False} | options
     return subprocess.run(on_node(cluster, node, argv), **options)
-
-
-def wait_until(condition, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def test_each_node_has_its_own_name_address_and_processes(cluster):
@@ -111,7 +103,7 @@ def test_a_command_has_the_callers_folder_and_environment_and_gives_its_status(
     assert (printed.stdout, printed.returncode) == ("node1\n", 3)
 
 
-def test_status_says_what_runs_where(cluster, capsys):
+def test_status_says_what_runs_where(cluster, capsys, wait_until):
     with subprocess.Popen(on_node(cluster, "node2", ["sleep", "77"])) as process:
         try:
             wait_until(lambda: any("sleep 77" in line for _, line in processes(cluster)["node2"]))
@@ -166,18 +158,18 @@ def test_the_rate_limits_both_directions_of_each_link(folders):
 
 @pytest.mark.usefixtures("real_nodes")
 @pytest.mark.parametrize("moment", ["cluster.json", "node1.hosts", "node1.pid", "node2.pid"])
-def test_down_removes_what_an_up_that_was_killed_has_left(folders, moment):
+def test_down_removes_what_an_up_that_was_killed_has_left(folders, moment, wait_until):
     process = subprocess.Popen([*CLUSTER, "up", "--name", "half"], stdout=subprocess.DEVNULL)
-    wait_until(lambda: list(folders.glob(f"ddp_helpers_clusters-*/half/{moment}")))
+    wait_until(lambda: list(folders.glob(f"ddp_helpers_clusters-*/half/{moment}")), poll_s=0.002)
     process.kill()
     process.wait()
     assert down("half")
 
 
 @pytest.mark.usefixtures("real_nodes")
-def test_up_goes_on_where_an_up_that_was_killed_has_left_something(folders):
+def test_up_goes_on_where_an_up_that_was_killed_has_left_something(folders, wait_until):
     process = subprocess.Popen([*CLUSTER, "up", "--name", "half"], stdout=subprocess.DEVNULL)
-    wait_until(lambda: list(folders.glob("ddp_helpers_clusters-*/half/node1.pid")))
+    wait_until(lambda: list(folders.glob("ddp_helpers_clusters-*/half/node1.pid")), poll_s=0.002)
     process.kill()
     process.wait()
     made = up("half")
@@ -186,7 +178,7 @@ def test_up_goes_on_where_an_up_that_was_killed_has_left_something(folders):
 
 
 @pytest.mark.usefixtures("real_nodes")
-def test_down_ends_a_job_and_what_a_killed_launcher_has_left(folders):
+def test_down_ends_a_job_and_what_a_killed_launcher_has_left(folders, wait_until):
     made = up("busy")
     (command,) = plan(
         "mpirun", Job(SCRIPT, ("wait_and_one_ignores_sigterm", str(folders)), hosts=made.hosts(1))
@@ -213,7 +205,7 @@ def all_processes():
 
 
 @pytest.mark.usefixtures("real_nodes")
-def test_the_cluster_ends_with_a_process_that_is_killed(folders):
+def test_the_cluster_ends_with_a_process_that_is_killed(folders, wait_until):
     code = "from ddp_helpers.launch.practice_cluster import practice_cluster\n"
     code += "import time\nwith practice_cluster('guarded'):\n    print('up', flush=True)\n"
     code += "    time.sleep(60)"

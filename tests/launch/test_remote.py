@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.launcher
 
 
 @pytest.fixture
-def start(cluster, tmp_path):
+def start(cluster, tmp_path, wait_until):
     """Start `launch --run` on node1 for both nodes; at the end nothing of it may run there."""
     started = []
 
@@ -49,13 +48,6 @@ def of_jobs(cluster):
     return [line for lines in rows for _, line in lines if "sshd" not in line]
 
 
-def wait_until(condition, timeout_s=40):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 @LAUNCHERS
 def test_every_rank_of_both_nodes_is_heard_and_the_status_is_0(start, tmp_path, launcher):
     process = start(launcher, "say_here")
@@ -76,7 +68,7 @@ def test_a_rank_that_raises_on_the_other_node_is_reported_and_ends_the_job(start
 
 
 @LAUNCHERS
-def test_a_deadline_ends_the_job_on_both_nodes(start, cluster, tmp_path, launcher):
+def test_a_deadline_ends_the_job_on_both_nodes(start, cluster, tmp_path, launcher, wait_until):
     process = start(launcher, "wait", "--timeout", "12")
     wait_until(lambda: len(list(tmp_path.glob("here_*"))) == 2)
     _, err = process.communicate(timeout=60)
@@ -88,7 +80,7 @@ def test_a_deadline_ends_the_job_on_both_nodes(start, cluster, tmp_path, launche
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
 @LAUNCHERS
 def test_the_job_ends_on_both_nodes_with_the_process_that_runs_it(
-    start, cluster, tmp_path, launcher, number
+    start, cluster, tmp_path, launcher, number, wait_until
 ):
     process = start(launcher, "wait")
     wait_until(lambda: len(list(tmp_path.glob("here_*"))) == 2)

@@ -49,13 +49,6 @@ def marked(environ):
     return found
 
 
-def wait_until(condition, timeout_s=40):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 def ranks(launcher, behaviour, folder, n=2):
     return plan(launcher, Job(SCRIPT, (behaviour, str(folder)), hosts=local(n)))
 
@@ -258,7 +251,7 @@ def test_a_hung_job_is_stopped_and_leaves_no_worker(environ, tmp_path, launcher,
 
 @pytest.mark.launcher
 @TWO_LAUNCHERS
-def test_the_job_ends_with_a_process_that_is_killed(environ, tmp_path, launcher):
+def test_the_job_ends_with_a_process_that_is_killed(environ, tmp_path, launcher, wait_until):
     code = "import sys\nfrom ddp_helpers.launch.commands import Job, plan\n"
     code += "from ddp_helpers.launch.hosts import local\n"
     code += "from ddp_helpers.launch.runner import run_local\n"

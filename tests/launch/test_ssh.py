@@ -212,9 +212,9 @@ def test_hosts_are_given_as_for_launch(hosts, capsys):
 
 
 def test_ssh_asks_nothing_and_is_told_where_its_options_end():
-    options = "BatchMode=yes ConnectTimeout=3 ServerAliveInterval=15 ControlPath=none"
+    options = "BatchMode=yes ConnectTimeout=5 ServerAliveInterval=15 ControlPath=none"
     words = [word for option in options.split() for word in ("-o", option)]
-    assert ssh_command("node-a", "my config", 3, ["Port=23"]) == (
+    assert ssh_command("node-a", "my config", ["Port=23"]) == (
         ["ssh", "-F", "my config", "-T", *words]
         + ["-o", "UpdateHostKeys=no", "-o", "Port=23", "--", "node-a"]
     )

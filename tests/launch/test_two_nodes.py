@@ -1,5 +1,6 @@
 """Every launch plan on two real nodes, typed there as it is printed."""
 
+import json
 import os
 import shutil
 import signal
@@ -140,3 +141,22 @@ def test_two_nodes_train_the_parameters_that_one_machine_trains(
     results = read_results(tmp_path)
     assert [each["host"] for each in results] == ["node1", "node2"]
     assert [each["parameters"] for each in results] == [parameters_on_one_machine] * 2
+
+
+def test_rank_0_gathers_the_results_of_nodes_that_share_no_folder(cluster, run):
+    folder = "/run/results"  # each node has a /run of its own
+    args = ("--backend", "gloo", "--result_dir", folder, "--gather_results")
+    run(plan("torchrun", Job(message_passing.__name__, args, True, cluster.hosts(2), env=ENV)))
+    names = [f"rank_{rank}.json" for rank in range(4)]
+    assert typed(cluster, "node1", "ls", folder).stdout.split() == names
+    texts = [typed(cluster, "node1", "cat", f"{folder}/{name}").stdout for name in names]
+    hosts = [json.loads(text)["host"] for text in texts]
+    assert hosts == ["node1", "node1", "node2", "node2"]
+    on_node2 = typed(cluster, "node2", "ls", folder)
+    assert on_node2.stdout == ""
+    assert "No such file" in on_node2.stderr
+
+
+def typed(cluster, node, *argv):
+    options = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    return subprocess.run(on_node(cluster, node, argv), **options)
