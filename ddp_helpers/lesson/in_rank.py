@@ -31,7 +31,10 @@ def prepare(folders: list[str], master_addr: str, master_port: int) -> dict[str,
     """
     from mpi4py import MPI
 
+    from ddp_helpers.launch.mpi import mpi_library_path
+
     rank = MPI.COMM_WORLD.Get_rank()
+    version = MPI.Get_library_version().splitlines()[0].split(",")[0]
     # One stdout for the engine's life, so that a logger made in one cell still works in the next.
     sys.stdout, sys.stderr = _writer(1), _writer(2)
     stack = open(Path(folders[rank], f"stack_of_{os.getpid()}"), "w")  # noqa: SIM115 (stays open)
@@ -42,7 +45,7 @@ def prepare(folders: list[str], master_addr: str, master_port: int) -> dict[str,
         "size": MPI.COMM_WORLD.Get_size(),
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "library": MPI.Get_library_version().splitlines()[0].split(",")[0],
+        "library": f"{version} ({mpi_library_path()})",
     }
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -41,7 +40,7 @@ def keeper():
 
 
 @pytest.fixture
-def kernel():
+def kernel(wait_until):
     """Start stand-in kernels: (process, its folder); what they leave is removed after the test."""
     started = []
 
@@ -57,7 +56,7 @@ def kernel():
         process.kill()
         process.wait()
         process.stdout.close()
-        assert wait_until(lambda: not left_of(folder))  # noqa: B023 (called at once)
+        wait_until(lambda: not left_of(folder))  # noqa: B023 (called at once)
 
 
 def left_of(folder: Path) -> list:
@@ -66,18 +65,15 @@ def left_of(folder: Path) -> list:
     return [*left, *processes.marked(name), *([folder] if folder.exists() else [])]
 
 
-def wait_until(condition, timeout_s: float = 15.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
+@pytest.fixture
+def end_keeper(wait_until):
+    def end_keeper(folder: Path, number: int) -> None:
+        name = processes.name_of(folder)
+        [keeper] = [process for process, kept in processes._keepers() if kept == name]
+        keeper.send_signal(number)
+        wait_until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)  # its kernel does not look
 
-
-def end_keeper(folder: Path, number: int) -> None:
-    name = processes.name_of(folder)
-    [keeper] = [process for process, kept in processes._keepers() if kept == name]
-    keeper.send_signal(number)
-    assert wait_until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)  # its kernel does not look
+    return end_keeper
 
 
 def test_files_are_written_privately_read_from_anywhere_and_removed(keeper):
@@ -127,20 +123,20 @@ def test_a_host_that_is_not_there_is_told_in_ssh_s_words():
         keeper.greet(30)
 
 
-def test_a_killed_kernels_processes_end_by_themselves(kernel):
+def test_a_killed_kernels_processes_end_by_themselves(kernel, wait_until):
     process, folder = kernel()
     process.kill()
     process.wait()
-    assert wait_until(lambda: not left_of(folder))
+    wait_until(lambda: not left_of(folder))
 
 
-def test_a_keeper_that_is_asked_to_end_ends_what_it_keeps(kernel):
+def test_a_keeper_that_is_asked_to_end_ends_what_it_keeps(kernel, end_keeper):
     _, folder = kernel()
     end_keeper(folder, signal.SIGTERM)
     assert not left_of(folder)
 
 
-def test_leftovers_without_a_keeper_are_ended_and_others_are_not(kernel):
+def test_leftovers_without_a_keeper_are_ended_and_others_are_not(kernel, end_keeper):
     (_, kept), (_, dead) = kernel(), kernel()
     end_keeper(dead, signal.SIGKILL)
     assert left_of(dead)

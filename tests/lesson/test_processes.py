@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 
 import pytest
 
@@ -35,16 +34,14 @@ def test_stop_ends_every_marked_process_and_removes_the_folder(folder):
     assert not folder.exists()
 
 
-def test_a_process_that_ignores_sigterm_is_killed(folder, monkeypatch):
+def test_a_process_that_ignores_sigterm_is_killed(folder, monkeypatch, wait_until):
     monkeypatch.setattr(processes, "_STOP_S", 0.5)
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         " print('ready', flush=True); time.sleep(100)"
     )
     child = processes.start([sys.executable, "-c", code], folder, "x.log", os.environ)
-    deadline = time.monotonic() + 15
-    while (folder / "x.log").read_text() != "ready\n" and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: (folder / "x.log").read_text() == "ready\n")
     processes.stop(folder)
     assert child.wait(timeout=0) == -signal.SIGKILL
 
