@@ -15,6 +15,7 @@ import pytest
 
 from ddp_helpers.launch import namespaces
 from ddp_helpers.launch.cluster import ClusterError
+from ddp_helpers.launch.practice_cluster import practice_cluster
 from ddp_helpers.worker import network
 
 T = TypeVar("T")
@@ -85,6 +86,13 @@ def real_nodes(require):
     except ClusterError as error:
         missing = str(error)
     require(not missing, missing)
+
+
+@pytest.fixture(scope="module")
+def cluster(real_nodes):
+    """Two nodes, node1 and node2, with nothing on them."""
+    with practice_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Two real nodes, and what is started on them: Slurm, and an MPI that is not beside python."""
+"""What is started on two real nodes: Slurm, and an MPI that is not beside python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_helpers.launch.practice_cluster import on_node, practice_cluster, processes
+from ddp_helpers.launch.practice_cluster import on_node, processes
 
 # As little as Slurm needs. Without config_overrides it counts this machine's cores and memory.
 SLURM_CONF = """\
@@ -30,13 +30,6 @@ NodeName=node[1-2] CPUs=2
 PartitionName=main Nodes=ALL Default=YES
 """
 MUNGED = ("munged", "--foreground", "--key-file={0}/key", "--seed-file={0}/seed_{1}")
-
-
-@pytest.fixture(scope="module")
-def cluster(real_nodes):
-    """Two nodes, node1 and node2, with nothing on them."""
-    with practice_cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")
