@@ -9,6 +9,7 @@ import sys
 # command -> (module with add_arguments(parser) and main(args) -> exit status, one line of help)
 COMMANDS = {
     "launch": ("ddp_helpers.launch.cli", "print, or run, the commands that start a job"),
+    "doctor": ("ddp_helpers.doctor.cli", "what is wrong here, or in a job's ranks, and what to do"),
     "cluster": ("ddp_helpers.launch.cluster_cli", "two practice nodes on this machine"),
     "demo": ("ddp_helpers.launch.demo", "run both scripts under every launcher, on this machine"),
     "ssh": (

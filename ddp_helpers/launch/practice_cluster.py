@@ -67,6 +67,11 @@ def find(name: str = "practice") -> Cluster:
     raise ClusterError(f"no cluster {name} is up.\nMake it: python -m ddp_helpers cluster up{flag}")
 
 
+def names() -> list[str]:
+    """Return the names of this user's clusters, also of half-made ones."""
+    return sorted(note.parent.name for note in _parent().glob("*/cluster.json"))
+
+
 def on_node(cluster: Cluster, node: str, argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs argv on node, in the caller's folder and environment."""
     return _KINDS[cluster.kind].command(cluster, cluster.node(node), argv)

@@ -88,8 +88,8 @@ def stop(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def stop_leftovers() -> None:
-    """End what starts without a keeper have left on this host, and nothing of the others."""
+def leftovers() -> list[Path]:
+    """Return the folders of starts that have left something on this host and have no keeper."""
     folder_of = {
         name: Path(tempfile.gettempdir(), f"{name}{_ending()}") for _, name in _all_marked()
     }
@@ -97,9 +97,13 @@ def stop_leftovers() -> None:
         folder_of[name_of(folder)] = folder
     # Asked after: whoever starts meanwhile has its keeper before it has a folder or a process.
     kept = {name for _, name in _keepers()}
-    for name, folder in sorted(folder_of.items()):
-        if name not in kept and _is_mine(folder):
-            stop(folder)
+    return [f for name, f in sorted(folder_of.items()) if name not in kept and _is_mine(f)]
+
+
+def stop_leftovers() -> None:
+    """End what starts without a keeper have left on this host, and nothing of the others."""
+    for folder in leftovers():
+        stop(folder)
 
 
 def _ending() -> str:

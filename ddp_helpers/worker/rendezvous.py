@@ -135,7 +135,7 @@ def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
     """
     deadline = time.monotonic() + timeout_s
     try:
-        return _wait_for_all(env, _connect(env, deadline), deadline)
+        return _wait_for_all(env, connect(env, deadline), deadline)
     except dist.DistNetworkError as error:
         raise RendezvousError(
             f"rank {env.rank}: {str(error).splitlines()[0]}\n"
@@ -169,8 +169,8 @@ def _agreed_port(deadline: float) -> int:
         raise RendezvousError(f"{error}") from None
 
 
-def _connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
-    """Open the store's server on rank 0, or connect to it."""
+def connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
+    """Open the store's server on rank 0, or connect to it: raises RendezvousError at deadline."""
     address, port = network.resolve(env.master_addr or "127.0.0.1"), env.master_port
     if serves_store(env):
         store = _serve(address, port)

@@ -1,0 +1,1 @@
+"""What is wrong with this machine, or with this job, and what to type."""
