@@ -207,6 +207,9 @@ def test_a_fault_in_a_stored_lesson_is_noticed(spoil, complaint):
         ("'master_port': 27249,", "'master_port': PORT,"),
         ("/home/a/.venv/lib/python3.11/site-packages/torch/x.py:3", "site-packages/torch/x.py:3"),
         ("wrote /tmp/tmpab12/rank_0.json", "wrote /tmp/..."),
+        ("node2 is at 10.77.12.2", "node2 is at 10.77.K.2"),
+        ("node1  torch        ok    2.14.1", "node1  torch        ok    VERSION"),
+        ("runs python with torch 2.14.1+cu130", "runs python with torch VERSION"),
         ("epoch 1: 1,234.5 images/s", "epoch 1: N images/s"),
     ],
 )

@@ -166,10 +166,12 @@ def _with_bridge(cluster: Cluster, number: int) -> Cluster:
             continue
         planned.write()
         # The name is taken by making it: of two clusters that start together one goes on.
-        if _run([_which("ip"), "link", "add", bridge, "type", "bridge"], check=False).returncode:
+        ip, folder = _which("ip"), cluster.folder
+        add = [ip, "link", "add", bridge, "type", "bridge"]
+        if _run(add, check=False, folder=folder).returncode:
             continue
-        _run([_which("ip"), "address", "add", f"{network[254]}/24", "dev", bridge])
-        _run([_which("ip"), "link", "set", bridge, "alias", str(cluster.folder), "up"])
+        _run([ip, "address", "add", f"{network[254]}/24", "dev", bridge], folder=folder)
+        _run([ip, "link", "set", bridge, "alias", str(folder), "up"], folder=folder)
         return planned
     raise ClusterError("no free network of 10.77.0.0/16: every /24 of it is in use here.")
 
@@ -255,7 +257,8 @@ def _start(folder: Path, node: Node) -> None:
 def _connect(cluster: Cluster, node: Node, link: str) -> None:
     """Give node its eth0, the other end of a cable into the bridge, limited on both ends."""
     pid, ip = str(_first_pid(cluster.folder, node.name)), _which("ip")
-    _run([ip, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", pid])
+    cable = [ip, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", pid]
+    _run(cable, folder=cluster.folder)
     if cluster.rate:
         number, unit = _RATE.fullmatch(cluster.rate).groups()
         bits = int(number) * {"k": 10**3, "m": 10**6, "g": 10**9}[unit]
@@ -331,8 +334,19 @@ def _which(program: str) -> str | None:
     return shutil.which(program, path=_path())
 
 
-def _run(argv: list[str], check: bool = True) -> subprocess.CompletedProcess:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+def _run(
+    argv: list[str], check: bool = True, folder: Path | None = None
+) -> subprocess.CompletedProcess:
+    """Run argv; folder marks it as part of a cluster, so that down finds it after a killed up."""
+    mark = {_MARK: f"{folder}/up"} if folder else {}
+    done = subprocess.run(
+        argv,
+        env={**os.environ, **mark},
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
     if check and done.returncode:
         raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip()}")
     return done
