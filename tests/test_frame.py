@@ -54,11 +54,12 @@ def test_environment_yml_lists_what_pyproject_lists():
 def test_the_rooms_import_in_one_direction(path):
     room = path.parts[1]
     forbidden = {
-        "worker": ("launch", "lesson", "scripts"),
-        "launch": ("worker", "lesson", "scripts"),
-        "lesson": ("scripts",),
-        "scripts": ("lesson", "launch"),
-    }.get(room, ("lesson", "scripts"))
+        "worker": ("launch", "lesson", "scripts", "doctor"),
+        "launch": ("worker", "lesson", "scripts", "doctor"),
+        "lesson": ("scripts", "doctor"),
+        "scripts": ("lesson", "launch", "doctor"),
+        "doctor": ("scripts",),
+    }.get(room, ("lesson", "scripts", "doctor"))
     reached = {name.split(".")[1] for name in imports(path) if name.startswith("ddp_helpers.")}
     assert not reached & set(forbidden)
 

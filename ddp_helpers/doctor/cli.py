@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import socket
 import sys
 from dataclasses import asdict
@@ -80,6 +81,7 @@ def _alone(args: argparse.Namespace) -> int:
 
 
 def _in_rank(args: argparse.Namespace, env: LaunchEnvironment) -> int:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of is told in a line
     import torch
 
     from ddp_helpers.doctor.ladder import World, climb

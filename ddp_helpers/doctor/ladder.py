@@ -45,6 +45,7 @@ class World:
     unreachable: dict[tuple[int, int], str] = field(default_factory=dict)  # (from, to) -> why
     speeds: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)  # of nodes
     group: dict[int, str] = field(default_factory=dict)  # rank -> why it failed there
+    twice: dict[int, str] = field(default_factory=dict)  # rank -> the second process that has it
 
 
 class Board:
@@ -63,6 +64,7 @@ class Board:
         if self._store.add(f"starts of {self._rank}", 1) == 1:
             self._store.set(f"who is {self._rank}", me)
             return
+        self._store.set(f"twice {self._rank}", me)
         other = self._store.get(f"who is {self._rank}").decode()
         raise RendezvousError(
             f"rank {self._rank} was started twice: {other}, and {me}.\n"
@@ -72,6 +74,11 @@ class Board:
     def post(self, step: str, value: Any) -> None:
         """Give this rank's answer in a step."""
         self._store.set(f"{step} {self._rank}", json.dumps(value))
+
+    def twice(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return the second process of each rank that was started twice."""
+        keys = {rank: f"twice {rank}" for rank in ranks}
+        return {r: self._store.get(k).decode() for r, k in keys.items() if self._store.check([k])}
 
     def collect(self, step: str, ranks: Iterable[int], deadline: float) -> dict[int, Any]:
         """Return the answers of ranks that have come by the deadline."""
@@ -116,6 +123,16 @@ def climb(
     RendezvousError on a rank that cannot take part.
     """
     interface = check_master(env)
+    try:
+        return _climb(env, backend, timeout_s, interface, judge, say)
+    except dist.DistError as error:
+        raise RendezvousError(
+            f"the connection to rank 0's store has failed: {str(error).splitlines()[0]}\n"
+            "Rank 0 has ended, or its node has: look at the output of rank 0."
+        ) from error
+
+
+def _climb(env, backend, timeout_s, interface, judge, say) -> bool:
     board = Board(env, time.monotonic() + timeout_s)
     board.sign_in()
     facts = gather(env, backend, interface)
@@ -167,6 +184,7 @@ def _lead(env, backend, timeout_s, board: Board, judge, say) -> bool:
         failures = _collect(world, board, "group", _GROUP_S + 10)
         world.group = {rank: why for rank, why in failures.items() if why}
         say(f"process group  {len(failures) - len(world.group)} of {env.world_size} ranks")
+    world.twice = board.twice(world.facts)
     healthy = judge(world)
     board.tell("end", healthy)
     # The store ends with this process: the others must have heard.

@@ -37,6 +37,8 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept, which would keep it open
         self._socket.close()
 
     def _accept(self) -> None:

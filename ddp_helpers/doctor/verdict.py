@@ -18,6 +18,7 @@ def judge(world: World) -> list[Finding]:
     ranks = list(world.facts.values())
     findings = [
         *_missing(world),
+        *_twice(world),
         *_world_sizes(world, ranks),
         *_interfaces(ranks),
         *_silent(world),
@@ -74,6 +75,14 @@ def _missing(world: World) -> Iterable[Finding]:
             "Look at their output: each says itself why it cannot come. No output: they were not"
             "\nstarted. torchrun has to be typed on every node, each with its own --node-rank.",
         )
+
+
+def _twice(world: World) -> Iterable[Finding]:
+    for rank, second in world.twice.items():
+        one = world.facts[rank]
+        seen = f"was started twice: pid {one.pid} on {one.host}, and {second}"
+        fix = "Stop the older job, or give each job a MASTER_PORT of its own."
+        yield Finding("fault", f"rank {rank}", seen, fix)
 
 
 def _world_sizes(world: World, ranks: Sequence[Facts]) -> Iterable[Finding]:

@@ -14,6 +14,7 @@ import errno
 import functools
 import os
 import socket
+import threading
 import time
 from datetime import timedelta
 
@@ -183,8 +184,36 @@ def connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
             f"rank {env.rank}: no store at {env.master_addr or address}:{port}: {reason}.\n"
             "Is rank 0 started on that node, and is the port open to this one?"
         )
-    timeout = timedelta(seconds=max(_left(deadline), 0.1))
-    return dist.TCPStore(address, port, None, False, timeout, wait_for_workers=False)
+    return _client(env, address, port, deadline)
+
+
+def _client(env: LaunchEnvironment, address: str, port: int, deadline: float) -> dist.TCPStore:
+    """Return the connection to the store at address:port, or come back by the deadline.
+
+    torch waits past its timeout for the first answer of a program that is no store. So it waits
+    in a thread that may be left behind.
+    """
+    found: list[dist.TCPStore | BaseException] = []
+
+    def connect() -> None:
+        try:
+            timeout = timedelta(seconds=max(_left(deadline), 0.1))
+            found.append(dist.TCPStore(address, port, None, False, timeout, wait_for_workers=False))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_left(deadline) + 1)
+    if not found:
+        raise RendezvousError(
+            f"rank {env.rank}: {address}:{port} takes the connection and does not answer: it is no"
+            " store of a job.\nAnother program has the port on rank 0's node, or rank 0 stands"
+            " still: take another MASTER_PORT."
+        )
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
 
 
 @functools.cache

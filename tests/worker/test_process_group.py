@@ -193,6 +193,15 @@ def test_without_rank_0_the_others_say_where_they_looked(start_ranks, free_port)
 
 
 @launcher
+def test_a_port_where_another_program_answers_nothing_is_given_up_in_time(start_ranks):
+    with socket.create_server(("127.0.0.1", 0)) as other:  # takes connections, and no more
+        ranks = [by_hand(1, 2, other.getsockname()[1])]
+        [rank] = start_ranks(ALL_REDUCE, ranks, "1", "3")
+    assert rank.status == 1
+    assert "takes the connection and does not answer: it is no store of a job" in rank.output
+    assert rank.seconds < 3 + 5 + 5  # the last 5 to start
+
+
 def test_a_rank_started_twice_is_named(start_ranks, free_port):
     environments = [by_hand(rank, 3, free_port) for rank in (0, 1, 1)]
     texts = [finished.output for finished in start_ranks(ALL_REDUCE, environments, "1", "4")]
