@@ -207,9 +207,9 @@ def _client(env: LaunchEnvironment, address: str, port: int, deadline: float) ->
     thread.join(_left(deadline) + 1)
     if not found:
         raise RendezvousError(
-            f"rank {env.rank}: {address}:{port} takes the connection and does not answer: it is no"
-            " store of a job.\nAnother program has the port on rank 0's node, or rank 0 stands"
-            " still: take another MASTER_PORT."
+            f"rank {env.rank}: what listens at {address}:{port} does not answer as a store does.\n"
+            "Look at the output of rank 0: it has ended, stands still, or another program has its"
+            " port."
         )
     if isinstance(found[0], BaseException):
         raise found[0]
