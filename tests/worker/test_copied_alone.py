@@ -75,6 +75,14 @@ with process_group(env, timeout_s=60) as device:
     assert total.item() == env.world_size
 rank, world_size = env.rank, env.world_size
 """,
+    "watchdog": """
+import torch.distributed as dist
+from watchdog import watchdog
+dist.init_process_group("gloo", **meet())
+with watchdog(rank, world_size):
+    dist.barrier()
+dist.destroy_process_group()
+""",
     "checks": """
 import torch, torch.distributed as dist
 from checks import check_equal_lengths, check_equal_replicas, parameters_hash
