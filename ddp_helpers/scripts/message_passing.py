@@ -20,6 +20,7 @@ from ddp_helpers.worker.environment import (
 )
 from ddp_helpers.worker.process_group import process_group
 from ddp_helpers.worker.rendezvous import RendezvousError
+from ddp_helpers.worker.watchdog import PeerFailed, watchdog
 
 
 def pass_message(rank: int, world_size: int, device: torch.device) -> float:
@@ -46,9 +47,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(build_parser(), argv)
-    with short_errors(LaunchEnvironmentError, RendezvousError):
+    with short_errors(LaunchEnvironmentError, RendezvousError, PeerFailed):
         env = detect()
-        with process_group(env, args.backend, args.timeout) as device:
+        group = process_group(env, args.backend, args.timeout)
+        with group as device, watchdog(env.rank, env.world_size):
             number = pass_message(env.rank, env.world_size, device)
             if args.result_dir:
                 write_results(args.result_dir, args.gather_results, env, number=number)
