@@ -67,6 +67,9 @@ def test_what_torch_distributed_launch_adds_is_accepted(name):
         ("--timeout 0", "--timeout 0.0, expected a number above 0"),
         ("--batch_size 1", "--batch_size 1 needs --image_size 33 or more"),
         ("--resume", "--resume needs --save DIR"),
+        ("--save_every 5", "--save_every needs --save DIR"),
+        ("--save . --save-every 0", "--save_every 0, expected a number above 0"),
+        ("--keep 0", "--keep 0, expected a number above 0"),
         ("--batch_size two", "invalid int value: 'two'"),
         ("--data mnist", "invalid choice: 'mnist'"),
         ("--arch resnet19", "invalid choice: 'resnet19'"),
@@ -164,9 +167,9 @@ def test_a_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(start_ra
     lines = [LINE.sub(r"\1/\2", line) for line in first.output.splitlines()]
     assert lines == [
         *("1/3", "2/3", "3/3", "1/1"),
-        "continuing after epoch 1 of saved/checkpoint.pt",
+        "continuing saved/checkpoint_e0001_s000000.pt with epoch 2",
         *("2/3", "3/3"),
-        "continuing after epoch 3 of saved/checkpoint.pt",
+        "continuing saved/checkpoint_e0003_s000000.pt with epoch 4",
     ]
 
 

@@ -68,8 +68,8 @@ def resumed_and_uninterrupted(rank, world_size, folder):
     save(path, *first.state(), epoch=2)
     second = Run(rank, world_size, seed=99)  # all that it starts with is replaced
     second.train(range(1))
-    epoch = load(path, *second.state())
-    second.train(range(epoch, 4))
+    position = load(path, *second.state())
+    second.train(range(position.epoch, 4))
     return [expected, second.bits()]
 
 
