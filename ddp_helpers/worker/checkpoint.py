@@ -80,7 +80,7 @@ def save(
         try:
             _write(Path(path), state)
         except Exception as reason:  # on this rank alone: the others must hear of it
-            error = CheckpointError(f"{path} could not be written: {_reason(reason)}")
+            error = CheckpointError(f"{path} could not be written: {_reason(_first(reason))}")
     raise_on_all(error)
 
 
@@ -276,6 +276,13 @@ def _gather(value: Any) -> list[Any]:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what went wrong first: torch speaks of a wrong place in the file on a full disk."""
+    while error.__context__:
+        error = error.__context__
+    return error
 
 
 def _reason(error: BaseException) -> str:
