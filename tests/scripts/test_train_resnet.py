@@ -173,6 +173,57 @@ def test_a_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(start_ra
     ]
 
 
+# In each rank: two epochs at once; and the same, each rank in argv[1] told to stop after 4 steps
+# of the first epoch and of the second, and resumed.
+STOPPED_TWICE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from ddp_helpers.scripts import train_resnet
+told, options = sys.argv[1].split(","), sys.argv[2:]
+def run(folder, *more):
+    quick = ("--use_syn", "--image_size=8", "--batch_size=16", "--epochs=2", "--backend=gloo")
+    try:
+        train_resnet.main([*quick, "--result_dir", folder, *options, *more])
+    except SystemExit as leaving:
+        print("rank", os.environ["RANK"], "left with", leaving.code, flush=True)
+def stop_when_there_is(name):
+    def wait():
+        while not Path("saved", name).exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if os.environ["RANK"] in told:
+        threading.Thread(target=wait, daemon=True).start()
+run("at once")
+for epoch in range(2):
+    stop_when_there_is(f"checkpoint_e000{epoch}_s000004.pt")
+    run("stopped", "--save", "saved", "--save_every=4", "--resume")
+run("resumed", "--save", "saved", "--save_every=4", "--resume")
+"""
+
+
+@pytest.mark.launcher
+@pytest.mark.parametrize(
+    ("told", "options", "last_step"),
+    [("1", (), 16), ("0,1", ("--accumulate=2",), 8)],
+    ids=["one rank", "all ranks, accumulating"],
+)
+def test_a_signal_saves_once_more_and_a_resumed_run_ends_as_an_uninterrupted_one(
+    start_ranks, tmp_path, told, options, last_step
+):
+    ranks = start_ranks(STOPPED_TWICE, 2, told, *options)
+    for number, rank in enumerate(ranks):
+        assert rank.status == 0, rank.output
+        assert rank.output.count(f"rank {number} left with 143\n") == 2
+    at_once, resumed = (read_results(tmp_path / folder) for folder in ("at once", "resumed"))
+    for name in ("parameters", "loss", "accuracy"):  # the figures of the whole epoch
+        assert [each[name] for each in resumed] == [each[name] for each in at_once]
+    saved = re.findall(r"saved saved/checkpoint_e(\d+)_s(\d+).pt", ranks[0].output)
+    continued = re.findall(r"continuing \S+ with epoch (\d+), step (\d+)", ranks[0].output)
+    assert [epoch for epoch, _ in saved] == ["0000", "0001"]
+    assert all(4 < int(step) <= last_step for _, step in saved)
+    assert [int(step) for _, step in continued] == [int(step) + 1 for _, step in saved]
+
+
 # Without the seconds that importing torch takes, which are many on a busy machine.
 TIMED = f"""
 import time
