@@ -224,6 +224,48 @@ def test_a_signal_saves_once_more_and_a_resumed_run_ends_as_an_uninterrupted_one
     assert [int(step) for _, step in continued] == [int(step) + 1 for _, step in saved]
 
 
+# In each rank: a disk that takes a part of a checkpoint; then one epoch of two ranks, and the
+# rest of it on one.
+FULL_DISK = """
+import os, resource
+from pathlib import Path
+from ddp_helpers.scripts import train_resnet
+def run(*options):
+    quick = ("--use_syn", "--image_size=8", "--batch_size=64", "--backend=gloo")
+    train_resnet.main([*quick, "--save=saved", "--resume", *options])
+run("--epochs=1", "--save_every=3")
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+try:
+    run("--epochs=2")
+except SystemExit as leaving:
+    print("status", leaving.code, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, before)
+Path("saved/checkpoint_e0001_s000000.pt").unlink(missing_ok=True)
+if os.environ["RANK"] == "0":
+    os.environ.update(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    run("--epochs=1")
+"""
+
+
+@pytest.mark.launcher
+def test_a_full_disk_is_said_by_every_rank_and_the_run_goes_on_from_the_older_file_on_one_rank(
+    start_ranks, tmp_path
+):
+    ranks = start_ranks(FULL_DISK, 2)
+    for rank in ranks:
+        assert rank.status == 0, rank.output
+        (line,) = [line for line in rank.output.splitlines() if line.startswith("error: ")]
+        path = "saved/checkpoint_e0002_s000000.pt"
+        assert line == f"error: rank 0: {path} could not be written: [Errno 27] File too large"
+        assert "status 1\n" in rank.output
+    assert (
+        "continuing saved/checkpoint_e0000_s000003.pt with epoch 1, from its start"
+        " (ranks 2 then, 1 now)\n"
+    ) in ranks[0].output
+    assert LINE.search(ranks[0].output.splitlines()[-1])
+
+
 # Without the seconds that importing torch takes, which are many on a busy machine.
 TIMED = f"""
 import time
@@ -245,6 +287,11 @@ BAD_INPUT = {
         ["--save", ".", "--resume"],
         1,
         "checkpoint.pt is damaged or no checkpoint",
+    ),
+    "a folder of another run": (
+        ["--save", "."],
+        1,
+        "Continue it with --resume, or save elsewhere.",
     ),
 }
 

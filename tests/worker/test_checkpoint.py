@@ -197,6 +197,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(worlds, world_siz
 
 
 @launcher
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_run_resumed_within_an_epoch_equals_an_uninterrupted_one(worlds, world_size):
+    for pairs in worlds("resumed_within_an_epoch", world_size):
+        assert len(pairs) == 3  # plain, accumulating, with worker processes
+        for uninterrupted, resumed in pairs:
+            assert resumed == uninterrupted
+
+
+@launcher
+def test_on_another_number_of_ranks_the_epoch_begins_anew(worlds):
+    for position in worlds("on_other_ranks", 2):
+        assert position == {"epoch": 1, "step": 0, "mine": None, "note": "ranks 1 then, 2 now"}
+
+
+@launcher
 def test_only_rank_0_writes_and_all_ranks_see_the_file(worlds):
     assert worlds("files_renamed_per_rank", 2) == [1, 0]
 
