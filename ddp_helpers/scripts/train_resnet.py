@@ -105,13 +105,9 @@ def train(args: argparse.Namespace, env: LaunchEnvironment, device: torch.device
     # Without a folder to save to, a signal may as well end the process at once.
     with stop_notice(device) if args.save else contextlib.nullcontext() as stop_now:
         for epoch in range(first_epoch, args.epochs):
-            after_step = saver(args.save_every, partial(save, epoch=epoch), stop_now, log)
-            result = train_one_epoch(
-                *(model, train_loader, optimizer, device, epoch),
-                begin=begin,
-                after_step=after_step if args.save else None,
-                **options,
-            )
+            after_step = saver(args, partial(save, epoch=epoch), stop_now, log)
+            options |= {"begin": begin, "after_step": after_step}
+            result = train_one_epoch(model, train_loader, optimizer, device, epoch, **options)
             begin = None
             accuracy = evaluate(model, test_loader, device, amp=args.amp)
             figures = {"loss": result.loss, "images_per_s": result.images_per_s}
@@ -172,7 +168,10 @@ def resume(
     device: torch.device,
     log: logging.Logger,
 ) -> tuple[int, Progress | None]:
-    """Load the newest checkpoint, if there is one; return finished epochs, progress in the next."""
+    """Load the newest checkpoint, if there is one; return finished epochs, progress in the next.
+
+    Without --resume, a folder that holds checkpoints is refused.
+    """
     if not args.resume:
         if args.save:
             rotation.refuse_used(args.save)
@@ -185,18 +184,20 @@ def resume(
     return position.epoch, Progress(**position.mine) if position.step else None
 
 
-def saver(every: int | None, save: Callable, stop_now: Callable, log: logging.Logger) -> Callable:
+def saver(
+    args: argparse.Namespace, save: Callable, stop_now: Callable | None, log: logging.Logger
+) -> Callable | None:
     """Return what train_one_epoch calls after each step: it saves when it is time, or the end."""
 
     def after_step(step: int, progress: Callable[[], Progress]) -> None:
         stop = stop_now()
-        if stop or (every and step % every == 0):
+        if stop or (args.save_every and step % args.save_every == 0):
             path = save(step=step, mine=dataclasses.asdict(progress()))
         if stop:
             log.info(f"stopped by a signal, saved {path}: continue with --resume")
             raise SystemExit(STOPPED)
 
-    return after_step
+    return after_step if args.save else None
 
 
 def lr_factor(steps_per_epoch: int, step: int) -> float:

@@ -103,13 +103,14 @@ def check_finished(process, folder, uninterrupted):
     assert [each["parameters"] for each in results] == [uninterrupted] * 2
 
 
-def test_torchrun_starts_the_ranks_again_when_one_is_killed(
-    job, start, saved_steps, tmp_path, uninterrupted
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+def test_torchrun_starts_the_ranks_again_when_one_has_ended(
+    job, start, saved_steps, tmp_path, uninterrupted, number
 ):
     (command,) = torchrun(replace(job, max_restarts=1))
     process = start(command)
     saved_steps()
-    rank_1(process, "torchrun").kill()
+    rank_1(process, "torchrun").send_signal(number)
     check_finished(process, tmp_path, uninterrupted)
 
 
@@ -172,6 +173,25 @@ def test_a_node_that_is_lost_and_started_again_joins_the_other(
     again = typed(cluster, start, commands[1])
     check_finished(first, tmp_path, uninterrupted)
     assert again.wait(timeout=20) == 0
+
+
+def test_the_ranks_of_a_lost_agent_train_on_and_are_saved_when_a_new_one_joins(
+    job, cluster, start, saved_steps, tmp_path, wait_until
+):
+    args = tuple("1000" if word == "1" else word for word in job.args)  # --epochs
+    hosts = cluster.hosts(1)
+    commands = torchrun(replace(job, args=args, hosts=hosts, rdzv="c10d", max_restarts=1))
+    first, lost = (typed(cluster, start, command) for command in commands)
+    saved_steps()
+    for pid in ids(cluster, "node2", of_agent=True):
+        os.kill(pid, signal.SIGKILL)
+    lost.wait(timeout=20)
+    typed(cluster, start, commands[1])
+    wait_until(lambda: "\ncontinuing " in first.log.read_text(), 60)
+    assert len(STOPPED.findall(first.log.read_text())) == 1
+    for node in ("node1", "node2"):
+        for pid in [*ids(cluster, node, of_agent=True), *ids(cluster, node, of_agent=False)]:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_job_that_slurm_cancels_is_saved_and_the_same_command_goes_on(
