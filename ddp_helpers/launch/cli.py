@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-restarts",
         type=_count,
         metavar="N",
-        help="let torchrun start the ranks again when one has failed, N times at most",
+        help="torchrun starts failed ranks again, N times",
     )
     parser.add_argument("--master-addr", metavar="A", help="the first host, as the others see it")
     parser.add_argument("--master-port", type=_port, metavar="P", help="a free port there")
