@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rdzv", choices=("static", "c10d"), default="static", help="how torchrun's agents meet"
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=_count,
+        metavar="N",
+        help="torchrun starts failed ranks again, N times",
+    )
     parser.add_argument("--master-addr", metavar="A", help="the first host, as the others see it")
     parser.add_argument("--master-port", type=_port, metavar="P", help="a free port there")
     parser.add_argument("--sbatch", action="store_true", help="print a batch file for Slurm")
@@ -66,6 +72,11 @@ def main(args: argparse.Namespace) -> int:
     """Print or run the job that args describe; return 0, 1 (the job failed) or 2 (wrong use)."""
     try:
         job = _job(args)
+        if job.max_restarts and (args.sbatch or args.launcher in ("mpirun", "srun")):
+            raise LauncherRefused(
+                f"{'srun' if args.sbatch else args.launcher} starts no rank again: --max-restarts"
+                " is for torchrun.\nStart the same command again; the script continues its work."
+            )
         if args.sbatch:
             print(sbatch(job), end="")
             return 0
@@ -114,6 +125,7 @@ def _job(args: argparse.Namespace) -> Job:
         master_addr=args.master_addr,
         master_port=args.master_port or Job.master_port,
         rdzv=args.rdzv,
+        max_restarts=args.max_restarts or 0,
         env=threads(os.environ),
     )
 

@@ -35,6 +35,7 @@ class Job:
     master_addr: str | None = None  # None: the first host
     master_port: int = 29500  # used when there are several hosts
     rdzv: str = "static"  # how torchrun's agents meet: "static" or "c10d"
+    max_restarts: int = 0  # how often torchrun's agents start ranks again that have failed
     env: Mapping[str, str] = field(default_factory=dict)  # must reach every rank
 
     @property
@@ -89,14 +90,21 @@ def torch_distributed_launch(job: Job) -> list[HostCommand]:
 
 
 def _torch(launcher: str, job: Job) -> list[HostCommand]:
+    restart_env = {}
+    if job.max_restarts and job.rdzv == "c10d" and len(job.hosts) > 1:
+        # Agents that met before do not tell one that takes a lost one's place where rank 0 is,
+        # and it waits in vain, unless rank 0 opens a new store each time.
+        restart_env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     commands = []
     for node_rank, host in enumerate(job.hosts):
         # The interpreter's own torchrun: one found on PATH may belong to another environment.
         argv = (job.python, "-m", launcher, *_torch_meeting(job, node_rank))
+        if job.max_restarts:
+            argv += (f"--max-restarts={job.max_restarts}",)
         argv += (f"--nproc-per-node={host.slots}", *job.program)
         # torchrun sets OMP_NUM_THREADS=1 itself, but not when a host has a single rank.
         env = _with_one_thread(job.env) if host.slots == 1 else job.env
-        commands.append(HostCommand(host.name, argv, tuple(env.items())))
+        commands.append(HostCommand(host.name, argv, tuple({**restart_env, **env}.items())))
     return commands
 
 

@@ -5,20 +5,24 @@
     python -m ddp_helpers.scripts.train_resnet --use_syn --arch resnet50 --image_size 64
 
 --batch_size counts the images of one rank: a step uses world_size times as many.
+With --save DIR --resume the same command continues what an earlier one has saved. SIGTERM and
+SIGUSR1, to one rank or all, save once more and end with status 143 on all ranks.
 Lesson: notebooks/04_resnet_ddp.ipynb
 """
 
 import argparse
+import contextlib
+import dataclasses
 import logging
 import math
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torchvision.models import get_model
 
 from ddp_helpers.scripts.result_files import add_result_arguments, parse_args, write_results
-from ddp_helpers.worker import checkpoint, data
+from ddp_helpers.worker import checkpoint, data, rotation
 from ddp_helpers.worker.checks import TrainingError, check_equal_replicas, parameters_hash
 from ddp_helpers.worker.console import progress, rank_logger, short_errors
 from ddp_helpers.worker.environment import (
@@ -27,11 +31,11 @@ from ddp_helpers.worker.environment import (
     add_local_rank_argument,
     detect,
 )
-from ddp_helpers.worker.metrics import all_sum
 from ddp_helpers.worker.process_group import process_group
 from ddp_helpers.worker.rendezvous import RendezvousError
 from ddp_helpers.worker.replica import set_seed, set_threads, wrap
-from ddp_helpers.worker.training import evaluate, train_one_epoch
+from ddp_helpers.worker.stop import STOPPED, stop_notice
+from ddp_helpers.worker.training import Progress, evaluate, rehearse, train_one_epoch
 
 ERRORS = (
     LaunchEnvironmentError,
@@ -66,7 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="use torch.compile")
     add("--channels_last", action="store_true", help="keep the channels of a pixel together")
     add("--sync_bn", action="store_true", help="BatchNorm over all ranks' images (GPU only)")
-    add("--save", metavar="DIR", help="write DIR/checkpoint.pt after each epoch")
+    add("--save", metavar="DIR", help="write a checkpoint to DIR after each epoch")
+    add("--save_every", type=int, metavar="N", help="and after every N steps of an epoch")
+    add("--keep", type=int, default=3, help="checkpoints to keep, the newest")
     add("--resume", action="store_true", help="continue from --save DIR if a checkpoint is there")
     add("--seed", type=int, default=0, help="of initial parameters and the order of images")
     add("--backend", choices=["auto", "gloo", "nccl"], default="auto", help="auto: nccl on GPUs")
@@ -87,23 +93,31 @@ def train(args: argparse.Namespace, env: LaunchEnvironment, device: torch.device
         )
     state = build_state(args, device, len(train_loader))
     model, optimizer, scheduler, scaler = state
-    path = Path(args.save or "") / "checkpoint.pt"
-    first_epoch = resume(path, state, device, log) if args.resume else 0
+    rehearse(model, train_loader, device, args.amp)
+    # A step number of a checkpoint means the same images only where these are the same.
+    layout = {name: getattr(args, name) for name in ("data", "seed", "batch_size", "accumulate")}
+    first_epoch, begin = resume(args, state, layout, device, log)
     options = {"scheduler": scheduler, "scaler": scaler, "amp": args.amp}
     options |= {"accumulate": args.accumulate, "progress": partial(progress, rank=env.rank)}
+    save = partial(rotation.save_next, args.save, args.keep, *state, layout=layout)
 
     accuracy, figures = None, {"loss": None, "images_per_s": None}
-    for epoch in range(first_epoch, args.epochs):
-        result = train_one_epoch(model, train_loader, optimizer, device, epoch, **options)
-        accuracy = evaluate(model, test_loader, device, amp=args.amp)
-        figures = {"loss": result.loss, "images_per_s": result.images_per_s}
-        log.info(
-            f"epoch {epoch + 1}/{args.epochs}  loss {result.loss:.4f}"
-            f"  accuracy {result.accuracy:.4f}  test accuracy {accuracy:.4f}"
-            f"  {result.images_per_s:.0f} images/s"
-        )
-        if args.save:
-            checkpoint.save(path, *state, epoch=epoch + 1)
+    # Without a folder to save to, a signal may as well end the process at once.
+    with stop_notice(device) if args.save else contextlib.nullcontext() as stop_now:
+        for epoch in range(first_epoch, args.epochs):
+            after_step = saver(args, partial(save, epoch=epoch), stop_now, log)
+            options |= {"begin": begin, "after_step": after_step}
+            result = train_one_epoch(model, train_loader, optimizer, device, epoch, **options)
+            begin = None
+            accuracy = evaluate(model, test_loader, device, amp=args.amp)
+            figures = {"loss": result.loss, "images_per_s": result.images_per_s}
+            log.info(
+                f"epoch {epoch + 1}/{args.epochs}  loss {result.loss:.4f}"
+                f"  accuracy {result.accuracy:.4f}  test accuracy {accuracy:.4f}"
+                f"  {result.images_per_s:.0f} images/s"
+            )
+            if args.save:
+                save(epoch=epoch + 1)
 
     check_equal_replicas(model)
     if accuracy is None:  # resumed after the last epoch
@@ -147,14 +161,43 @@ def build_state(args: argparse.Namespace, device: torch.device, batches: int) ->
     return model, optimizer, scheduler, scaler
 
 
-def resume(path: Path, state: tuple, device: torch.device, log: logging.Logger) -> int:
-    """Load the checkpoint, if there is one, and return the number of finished epochs."""
-    if not all_sum([path.exists()], device).item():  # one rank sees it: all must load it
-        log.info(f"no {path} yet: starting with epoch 1")
-        return 0
-    epochs = checkpoint.load(path, *state, map_location=device)
-    log.info(f"continuing after epoch {epochs} of {path}")
-    return epochs
+def resume(
+    args: argparse.Namespace,
+    state: tuple,
+    layout: dict,
+    device: torch.device,
+    log: logging.Logger,
+) -> tuple[int, Progress | None]:
+    """Load the newest checkpoint, if there is one; return finished epochs, progress in the next.
+
+    Without --resume, a folder that holds checkpoints is refused.
+    """
+    if not args.resume:
+        if args.save:
+            rotation.refuse_used(args.save)
+        return 0, None
+    options = {"map_location": device, "layout": layout, "say": log.info}
+    position = rotation.load_newest(args.save, *state, **options)
+    if position is None:
+        log.info(f"no checkpoint in {args.save} yet: starting with epoch 1")
+        return 0, None
+    return position.epoch, Progress(**position.mine) if position.step else None
+
+
+def saver(
+    args: argparse.Namespace, save: Callable, stop_now: Callable | None, log: logging.Logger
+) -> Callable | None:
+    """Return what train_one_epoch calls after each step: it saves when it is time, or the end."""
+
+    def after_step(step: int, progress: Callable[[], Progress]) -> None:
+        stop = stop_now()
+        if stop or (args.save_every and step % args.save_every == 0):
+            path = save(step=step, mine=dataclasses.asdict(progress()))
+        if stop:
+            log.info(f"stopped by a signal, saved {path}: continue with --resume")
+            raise SystemExit(STOPPED)
+
+    return after_step if args.save else None
 
 
 def lr_factor(steps_per_epoch: int, step: int) -> float:
@@ -167,13 +210,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments; a value that cannot work ends the process with status 2."""
     parser = build_parser()
     args = parse_args(parser, argv)
-    for name in ("epochs", "batch_size", "lr", "image_size", "accumulate", "timeout"):
+    above_0 = ("epochs", "batch_size", "lr", "image_size", "accumulate", "timeout", "keep")
+    for name in (*above_0, *(["save_every"] if args.save_every is not None else [])):
         if not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name} {getattr(args, name)}, expected a number above 0")
     if args.batch_size == 1 and args.image_size <= 32:
         parser.error("--batch_size 1 needs --image_size 33 or more: BatchNorm needs two values")
-    if args.resume and not args.save:
-        parser.error("--resume needs --save DIR, the folder of the checkpoint")
+    for name in ("resume", "save_every"):
+        if getattr(args, name) and not args.save:
+            parser.error(f"--{name} needs --save DIR, the folder of the checkpoints")
     return args
 
 

@@ -76,7 +76,8 @@ def train_loader(
     batch_size counts one rank's images.
     """
     sampler = DistributedSampler(dataset, world_size, rank, seed=seed)
-    return _loader(dataset, batch_size, num_workers, sampler=sampler, drop_last=drop_last)
+    options = {"sampler": sampler, "drop_last": drop_last, "generator": torch.Generator()}
+    return _loader(dataset, batch_size, num_workers, **options)
 
 
 def evaluation_loader(

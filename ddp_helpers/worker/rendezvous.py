@@ -125,8 +125,11 @@ def _own_addresses() -> str:
 
 def serves_store(env: LaunchEnvironment) -> bool:
     """True when this process listens on MASTER_PORT: rank 0, unless torchrun's agent does it."""
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return env.rank == 0 and not (env.launcher == "torchrun" and agent)
+    return env.rank == 0 and not (env.launcher == "torchrun" and _agent_serves_store())
+
+
+def _agent_serves_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
@@ -239,7 +242,9 @@ def _serve(address: str, port: int | None) -> dist.TCPStore:
 
 def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) -> dist.Store:
     """Announce this rank, wait until rank 0 has seen all, and return the group's own store."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # torchrun's agent keeps its store when it starts the ranks again. A store of rank 0's is new
+    # then, and agents of several nodes may have counted different numbers of restarts.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _agent_serves_store() else "0"
     store = dist.PrefixStore(f"ddp_helpers/{attempt}", store)
     me = f"pid {os.getpid()} on {socket.gethostname()}"
     group = store.add(f"groups of rank {env.rank}", 1)  # this process's first group, second, ...

@@ -14,10 +14,12 @@ Lesson: notebooks/04_resnet_ddp.ipynb
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -46,6 +48,15 @@ class EpochResult:
     images_per_s: float
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far into an epoch this rank is; a checkpoint can carry it."""
+
+    step: int = 0  # finished steps
+    totals: Sequence[float] = (0.0, 0.0, 0.0)  # loss, correct, images of this rank in them
+    seconds: float = 0.0
+
+
 def train_one_epoch(
     model: nn.Module,
     loader: DataLoader,
@@ -58,30 +69,64 @@ def train_one_epoch(
     amp: str | None = None,
     accumulate: int = 1,
     progress: Callable[[Iterable], Iterable] = iter,
+    begin: Progress | None = None,
+    after_step: Callable[[int, Callable[[], Progress]], None] | None = None,
 ) -> EpochResult:
     """Train on every batch of loader and return the result over all ranks; each must call it.
 
     accumulate batches make one step, as if they were one batch; the last step of an epoch may
     have fewer. amp is "bf16", "fp16" (with a scaler) or None. scheduler steps after each step.
+    begin continues an epoch that was left, its figures included; the batches before are read but
+    not trained on. after_step(step, progress) is called after each; progress() gives a Progress.
     Raises TrainingError, on every rank, for what would make DDP wait for ever.
     """
     check_equal_lengths(loader)
     set_epoch(loader, epoch)
     model.train()
     scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
-    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
-    start = time.perf_counter()
-    for step, batches in enumerate(_groups(progress(loader), accumulate)):
-        totals += _backward(model, batches, device, scaler, amp, check=step == 0)
+    begin = begin or Progress()
+    totals = torch.tensor(begin.totals, dtype=torch.float64, device=device)
+    batches = _without_first(begin.step * accumulate, progress, loader)
+    start = time.perf_counter() - begin.seconds
+    for step, group in enumerate(_groups(batches, accumulate), begin.step + 1):
+        totals += _backward(model, group, device, scaler, amp, check=step == begin.step + 1)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
         if scheduler:
             scheduler.step()
+        if after_step:
+            seconds = time.perf_counter() - start
+            after_step(step, partial(_progress, step, totals, seconds))
     # all_sum waits for the other ranks and tolist for the device: the clock stops after both.
     loss, correct, images = all_sum(totals).tolist()
     seconds = time.perf_counter() - start
     return EpochResult(mean(loss, images), mean(correct, images), images / seconds)
+
+
+def rehearse(
+    model: nn.Module, loader: DataLoader, device: torch.device, amp: str | None = None
+) -> None:
+    """Run one backward of a DDP model and undo what it changed, before a run starts or resumes.
+
+    DDP exchanges the gradients of its first backward in one piece and decides then on the pieces
+    of all others. With three ranks or more, other pieces are summed in another order: without
+    this, the first step after a resume would differ in the last bits from the step it repeats.
+    """
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    with _random_numbers_kept(device):
+        image, _ = loader.dataset[0]
+        # As many as in training: torch.compile would compile for another number.
+        count = min(loader.batch_size, len(loader.sampler))
+        images, labels = torch.zeros(count, *image.shape), torch.zeros(count, dtype=torch.long)
+        model.train()
+        loss, _, _ = _forward(model, (images, labels), device, amp)
+        check_all_parameters_used(model, loss)
+        (loss / count).backward()
+    model.zero_grad()
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
 
 @torch.no_grad()
@@ -122,6 +167,39 @@ def set_epoch(loader: DataLoader, epoch: int) -> None:
             stacklevel=3,
         )
     sampler.epoch_trained_before = "warned" if before in (epoch, "warned") else epoch
+    if loader.generator is not None:  # what worker processes draw from, the same after a resume
+        seed = (sampler.seed * 1_000_003 + epoch) * sampler.num_replicas + sampler.rank
+        loader.generator.manual_seed(seed)
+
+
+def _without_first(
+    count: int, progress: Callable[[Iterable], Iterable], loader: DataLoader
+) -> Iterator:
+    """Return the batches of loader after the first count.
+
+    Those are read all the same: what augments them draws random numbers, in worker processes too,
+    and must stand where it stood.
+    """
+    if not count:
+        return iter(progress(loader))
+    with _random_numbers_kept():
+        batches = iter(progress(loader))
+        for _ in islice(batches, count):
+            pass
+    return batches
+
+
+@contextlib.contextmanager
+def _random_numbers_kept(device: torch.device | None = None) -> Iterator[None]:
+    """Give back the random numbers drawn in the with block, also device's when it is a GPU."""
+    python = random.getstate()
+    with torch.random.fork_rng([device] if device and device.type == "cuda" else []):
+        yield
+    random.setstate(python)
+
+
+def _progress(step: int, totals: torch.Tensor, seconds: float) -> Progress:
+    return Progress(step, totals.tolist(), seconds)  # tolist waits for the device: only when asked
 
 
 def _groups(batches: Iterable, size: int) -> Iterator[list]:

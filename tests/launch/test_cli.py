@@ -206,6 +206,14 @@ def test_address_port_and_rendezvous_reach_the_commands(capsys):
     assert "-x MASTER_ADDR=10.0.0.1 -x MASTER_PORT=4000" in capsys.readouterr().out
 
 
+def test_restarts_are_torchruns_only(capsys):
+    assert launch("--max-restarts", "2", SCRIPT) == 0
+    assert " --max-restarts=2 --nproc-per-node=2 " in capsys.readouterr().out
+    for words in (["--launcher", "mpirun"], ["--launcher", "srun"], ["--sbatch"]):
+        assert launch(*words, "--max-restarts", "2", SCRIPT) == 2
+        assert "starts no rank again: --max-restarts is for torchrun" in capsys.readouterr().err
+
+
 def test_a_batch_file_is_printed_whole(capsys):
     assert launch("--sbatch", "--hosts", "a:2,b:2", "-m", "train") == 0
     text = capsys.readouterr().out

@@ -64,6 +64,17 @@ def test_the_c10d_rendezvous_has_its_host_and_no_node_rank():
     ]
 
 
+def test_restarts_are_asked_of_each_agent_and_c10d_gets_a_new_store_for_each():
+    assert lines(torchrun(replace(HERE, max_restarts=2))) == [
+        "localhost$ python -m torch.distributed.run --standalone --local-addr=127.0.0.1"
+        " --max-restarts=2 --nproc-per-node=2 train.py --epochs 3"
+    ]
+    for rdzv, variable in [("static", ""), ("c10d", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")]:
+        for line in lines(torchrun(replace(TWO_NODES, rdzv=rdzv, max_restarts=1))):
+            assert f"$ {variable}python -m torch.distributed.run --nnodes=2 " in line
+            assert " --max-restarts=1 --nproc-per-node=2 train.py --epochs 3" in line
+
+
 def test_a_batch_file_is_whole_and_quotes_what_a_shell_would_read():
     job = replace(TWO_NODES, target="dir/my train.py", args=("a b", "$x;"), env={"WORD": "it's"})
     assert sbatch(job) == (

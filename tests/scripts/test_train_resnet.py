@@ -67,6 +67,9 @@ def test_what_torch_distributed_launch_adds_is_accepted(name):
         ("--timeout 0", "--timeout 0.0, expected a number above 0"),
         ("--batch_size 1", "--batch_size 1 needs --image_size 33 or more"),
         ("--resume", "--resume needs --save DIR"),
+        ("--save_every 5", "--save_every needs --save DIR"),
+        ("--save . --save-every 0", "--save_every 0, expected a number above 0"),
+        ("--keep 0", "--keep 0, expected a number above 0"),
         ("--batch_size two", "invalid int value: 'two'"),
         ("--data mnist", "invalid choice: 'mnist'"),
         ("--arch resnet19", "invalid choice: 'resnet19'"),
@@ -164,10 +167,103 @@ def test_a_resumed_run_ends_with_the_parameters_of_an_uninterrupted_one(start_ra
     lines = [LINE.sub(r"\1/\2", line) for line in first.output.splitlines()]
     assert lines == [
         *("1/3", "2/3", "3/3", "1/1"),
-        "continuing after epoch 1 of saved/checkpoint.pt",
+        "continuing saved/checkpoint_e0001_s000000.pt with epoch 2",
         *("2/3", "3/3"),
-        "continuing after epoch 3 of saved/checkpoint.pt",
+        "continuing saved/checkpoint_e0003_s000000.pt with epoch 4",
     ]
+
+
+# In each rank: two epochs at once; and the same, each rank in argv[1] told to stop after 4 steps
+# of the first epoch and of the second, and resumed.
+STOPPED_TWICE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from ddp_helpers.scripts import train_resnet
+told, options = sys.argv[1].split(","), sys.argv[2:]
+def run(folder, *more):
+    quick = ("--use_syn", "--image_size=8", "--batch_size=16", "--epochs=2", "--backend=gloo")
+    try:
+        train_resnet.main([*quick, "--result_dir", folder, *options, *more])
+    except SystemExit as leaving:
+        print("rank", os.environ["RANK"], "left with", leaving.code, flush=True)
+def stop_when_there_is(name):
+    def wait():
+        while not Path("saved", name).exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if os.environ["RANK"] in told:
+        threading.Thread(target=wait, daemon=True).start()
+run("at once")
+for epoch in range(2):
+    stop_when_there_is(f"checkpoint_e000{epoch}_s000004.pt")
+    run("stopped", "--save", "saved", "--save_every=4", "--resume")
+run("resumed", "--save", "saved", "--save_every=4", "--resume")
+"""
+
+
+@pytest.mark.launcher
+@pytest.mark.parametrize(
+    ("told", "options", "last_step"),
+    [("1", (), 16), ("0,1", ("--accumulate=2",), 8)],
+    ids=["one rank", "all ranks, accumulating"],
+)
+def test_a_signal_saves_once_more_and_a_resumed_run_ends_as_an_uninterrupted_one(
+    start_ranks, tmp_path, told, options, last_step
+):
+    ranks = start_ranks(STOPPED_TWICE, 2, told, *options)
+    for number, rank in enumerate(ranks):
+        assert rank.status == 0, rank.output
+        assert rank.output.count(f"rank {number} left with 143\n") == 2
+    at_once, resumed = (read_results(tmp_path / folder) for folder in ("at once", "resumed"))
+    for name in ("parameters", "loss", "accuracy"):  # the figures of the whole epoch
+        assert [each[name] for each in resumed] == [each[name] for each in at_once]
+    saved = re.findall(r"saved saved/checkpoint_e(\d+)_s(\d+).pt", ranks[0].output)
+    continued = re.findall(r"continuing \S+ with epoch (\d+), step (\d+)", ranks[0].output)
+    assert [epoch for epoch, _ in saved] == ["0000", "0001"]
+    assert all(4 < int(step) <= last_step for _, step in saved)
+    assert [int(step) for _, step in continued] == [int(step) + 1 for _, step in saved]
+
+
+# In each rank: a disk that takes a part of a checkpoint; then one epoch of two ranks, and the
+# rest of it on one.
+FULL_DISK = """
+import os, resource
+from pathlib import Path
+from ddp_helpers.scripts import train_resnet
+def run(*options):
+    quick = ("--use_syn", "--image_size=8", "--batch_size=64", "--backend=gloo")
+    train_resnet.main([*quick, "--save=saved", "--resume", *options])
+run("--epochs=1", "--save_every=3")
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+try:
+    run("--epochs=2")
+except SystemExit as leaving:
+    print("status", leaving.code, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, before)
+Path("saved/checkpoint_e0001_s000000.pt").unlink(missing_ok=True)
+if os.environ["RANK"] == "0":
+    os.environ.update(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+    run("--epochs=1")
+"""
+
+
+@pytest.mark.launcher
+def test_a_full_disk_is_said_by_every_rank_and_the_run_goes_on_from_the_older_file_on_one_rank(
+    start_ranks, tmp_path
+):
+    ranks = start_ranks(FULL_DISK, 2)
+    for rank in ranks:
+        assert rank.status == 0, rank.output
+        (line,) = [line for line in rank.output.splitlines() if line.startswith("error: ")]
+        path = "saved/checkpoint_e0002_s000000.pt"
+        assert line == f"error: rank 0: {path} could not be written: [Errno 27] File too large"
+        assert "status 1\n" in rank.output
+    assert (
+        "continuing saved/checkpoint_e0000_s000003.pt with epoch 1, from its start"
+        " (ranks 2 then, 1 now)\n"
+    ) in ranks[0].output
+    assert LINE.search(ranks[0].output.splitlines()[-1])
 
 
 # Without the seconds that importing torch takes, which are many on a busy machine.
@@ -191,6 +287,11 @@ BAD_INPUT = {
         ["--save", ".", "--resume"],
         1,
         "checkpoint.pt is damaged or no checkpoint",
+    ),
+    "a folder of another run": (
+        ["--save", "."],
+        1,
+        "Continue it with --resume, or save elsewhere.",
     ),
 }
 

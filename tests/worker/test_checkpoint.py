@@ -138,7 +138,7 @@ def damage(path, how):
         ("empty", "damaged or no checkpoint"),
         ("text", "damaged or no checkpoint"),
         ("code", "damaged or no checkpoint"),
-        ("other dictionary", "no checkpoint of this program: model, epoch, random_states"),
+        ("other dictionary", "no checkpoint of this program: model, epoch, step"),
         ("tensor", "no checkpoint of this program"),
         ("missing", "There is no checkpoint"),
     ],
@@ -168,7 +168,7 @@ def test_a_failed_write_leaves_the_previous_checkpoint_and_nothing_else(tmp_path
         patch.setattr(torch, "save", full_disk)
         with pytest.raises(CheckpointError, match="c.pt could not be written: .*No space left"):
             save(path, linear(2), epoch=2)
-    assert load(path, model := linear()) == 1
+    assert load(path, model := linear()).epoch == 1
     assert same(model, linear(1))
     assert [file.name for file in tmp_path.iterdir()] == ["c.pt"]
 
@@ -197,6 +197,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(worlds, world_siz
 
 
 @launcher
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_run_resumed_within_an_epoch_equals_an_uninterrupted_one(worlds, world_size):
+    for pairs in worlds("resumed_within_an_epoch", world_size):
+        assert len(pairs) == 3  # plain, accumulating, with worker processes
+        for uninterrupted, resumed in pairs:
+            assert resumed == uninterrupted
+
+
+@launcher
+def test_on_another_number_of_ranks_the_epoch_begins_anew(worlds):
+    for position in worlds("on_other_ranks", 2):
+        assert position == {"epoch": 1, "step": 0, "mine": None, "note": "ranks 1 then, 2 now"}
+
+
+@launcher
 def test_only_rank_0_writes_and_all_ranks_see_the_file(worlds):
     assert worlds("files_renamed_per_rank", 2) == [1, 0]
 
@@ -204,7 +219,7 @@ def test_only_rank_0_writes_and_all_ranks_see_the_file(worlds):
 @launcher
 def test_all_ranks_stop_when_one_cannot_read_its_file(worlds):
     for value in worlds("damaged_for_rank_1_only", 2):
-        assert value["error"].startswith("CheckpointError: rank 1: ")
+        assert value["error"].startswith("DamagedCheckpoint: rank 1: ")
         assert "damaged_1.pt is damaged" in value["error"]
 
 

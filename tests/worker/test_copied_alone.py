@@ -145,7 +145,33 @@ from checkpoint import load, save
 dist.init_process_group("gloo", **meet())
 model = torch.nn.Linear(2, 2)
 save("checkpoint.pt", model, epoch=3)
-assert load("checkpoint.pt", model) == 3
+assert load("checkpoint.pt", model).epoch == 3
+dist.destroy_process_group()
+""",
+    "rotation": """
+import torch, torch.distributed as dist
+from rotation import found, load_newest, save_next
+dist.init_process_group("gloo", **meet())
+model = torch.nn.Linear(2, 2)
+for step in range(3):
+    save_next("run", 2, model, epoch=1, step=step)
+assert len(found("run")) == 2
+assert load_newest("run", model).step == 2
+dist.destroy_process_group()
+""",
+    "stop": """
+import os, signal
+import torch, torch.distributed as dist
+from stop import stop_notice
+dist.init_process_group("gloo", **meet())
+with stop_notice(torch.device("cpu")) as stop_now:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    step = 1
+    while not stop_now():
+        dist.all_reduce(torch.ones(1))
+        step += 1
+    assert step == 3
 dist.destroy_process_group()
 """,
 }
