@@ -36,6 +36,7 @@ from ddp_helpers.worker.rendezvous import RendezvousError
 from ddp_helpers.worker.replica import set_seed, set_threads, wrap
 from ddp_helpers.worker.stop import STOPPED, stop_notice
 from ddp_helpers.worker.training import Progress, evaluate, rehearse, train_one_epoch
+from ddp_helpers.worker.watchdog import PeerFailed, watchdog
 
 ERRORS = (
     LaunchEnvironmentError,
@@ -43,6 +44,7 @@ ERRORS = (
     data.DataNotAvailable,
     checkpoint.CheckpointError,
     TrainingError,
+    PeerFailed,
 )
 
 
@@ -228,7 +230,8 @@ def main(argv: list[str] | None = None) -> None:
     with short_errors(*ERRORS):
         env = detect()
         set_threads(env.local_world_size)
-        with process_group(env, args.backend, args.timeout) as device:
+        group = process_group(env, args.backend, args.timeout)
+        with group as device, watchdog(env.rank, env.world_size):
             figures = train(args, env, device)
             if args.result_dir:
                 write_results(args.result_dir, args.gather_results, env, **figures)
