@@ -37,21 +37,25 @@ from ddp_helpers.lesson.session import EnginesNotStarted, Session, start, stop, 
 _ANSWER_S = 60.0  # for a value, which no rank has to compute
 
 
-def start_engines(n: int = 4, hosts: Sequence[Host] | None = None) -> Engines:
-    """Start n MPI ranks on this machine and let every %%px cell of this notebook run on them.
+def start_engines(n: int | None = None, hosts: Sequence[Host] | None = None) -> Engines:
+    """Start n (4) MPI ranks on this machine and let every %%px cell of this notebook run on them.
 
-    hosts: start one rank for each of their slots instead, over ssh. Prints nothing and returns
-    when all are ready. Called again, it first stops the ranks of the call before. Raises
+    hosts, in place of n: start one rank for each of their slots, over ssh. Prints nothing and
+    returns when all are ready. Called again, it first stops the ranks of the call before. Raises
     EnginesNotStarted, with the reason, after at most two minutes.
     Lesson: notebooks/01_processes_and_ranks.ipynb, notebooks/06_two_nodes.ipynb
     """
-    if n < 1:
-        raise EnginesNotStarted(f"{n} ranks, expected 1 or more.")
+    if hosts is None:
+        hosts = local(4 if n is None else n)
+    elif n is not None:
+        raise EnginesNotStarted(f"n={n} and hosts: the slots of the hosts say how many.")
+    if sum(host.slots for host in hosts) < 1:
+        raise EnginesNotStarted("0 ranks, expected 1 or more.")
     shell = _ipython()
     earlier = shell and getattr(shell.find_cell_magic("px"), "engines", None)
     if earlier:
         earlier.stop()
-    engines = Engines(local(n) if hosts is None else tuple(hosts))
+    engines = Engines(tuple(hosts))
     if shell:
         register_px(shell, engines)
     return engines

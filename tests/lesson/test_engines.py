@@ -13,6 +13,7 @@ import time
 import pytest
 
 from ddp_helpers.launch.commands import HostCommand
+from ddp_helpers.launch.hosts import local
 from ddp_helpers.launch.mpi import LauncherNotFound, Mpi
 from ddp_helpers.lesson import processes, session
 from ddp_helpers.lesson.cell import RanksFailed
@@ -398,9 +399,11 @@ def test_engines_that_do_not_come_are_given_up_at_the_deadline(refused, monkeypa
     assert "0 of 2 ranks came within 3 s.\nwaiting for the queue" in refused()
 
 
-def test_no_ranks_at_all_are_refused():
+def test_no_ranks_at_all_and_two_numbers_of_ranks_are_refused():
     with pytest.raises(EnginesNotStarted, match="0 ranks, expected 1 or more"):
         start_engines(0)
+    with pytest.raises(EnginesNotStarted, match="n=3 and hosts: the slots of the hosts say"):
+        start_engines(3, hosts=local(2))
 
 
 # --- a kernel that is killed ---
