@@ -1,6 +1,7 @@
 # make lab    set up, open the lessons in JupyterLab
 # make demo   set up, run the main job under every launcher, without a browser
 # make test   set up, run every test and every notebook
+# make faults set up, run the long trials of jobs with a fault
 #
 # Each target sets up .venv when it is missing or older than pyproject.toml, and only then.
 
@@ -18,7 +19,7 @@ endif
 # A lesson types mpirun: the one of .venv comes first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: lab demo test test-fast lint format notebooks setup
+.PHONY: lab demo test test-fast faults lint format notebooks setup
 
 lab: $(READY)
 	$(BIN)/python -m jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(if $(OMPI_ALLOW_RUN_AS_ROOT),--allow-root)
@@ -32,6 +33,10 @@ test: $(READY)
 # No launcher, no engine, no notebook: under a minute.
 test-fast: $(READY)
 	$(BIN)/python -m pytest -m "not launcher and not cuda" tests
+
+# Ranks that are killed, stopped, raise, exit or leave out a collective, under every launcher.
+faults: $(READY)
+	$(BIN)/python -m pytest -m long -s tests/launch/test_faults.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -45,7 +45,8 @@ def first_failure(lines: Sequence[Line]) -> Failure:
     killed = [end for end in exits if end.exit_code < 0 and end.exit_code != -signal.SIGTERM]
     if causes or (found and not killed):
         report = (causes or found)[0]
-        rank = _rank(report, lines, exits)
+        named = _NAMED_BY_ANOTHER.search(report.text)
+        rank = int(named[1]) if named else _rank(report, lines, exits)
         code = next((end.exit_code for end in exits if end.rank == rank), None)
         return Failure(rank, code, report.text, report.line.command)
     for end in killed or exits:
@@ -53,10 +54,15 @@ def first_failure(lines: Sequence[Line]) -> Failure:
     return Failure(None, None, _last_lines(lines))
 
 
+# What the watchdog of a rank says when it has lost another one, which it knows.
+_NAMED_BY_ANOTHER = re.compile(
+    r"error: rank (\d+) on \S+ \(pid \d+\) (?:failed first|has left the process group)"
+)
 # What a rank says when another one has gone.
 _CONSEQUENCE = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|remote process exited|ncclRemoteError"
     r"|[Tt]imed out|Socket Timeout|Dist(?:Network|Store)Error|output of rank 0|Look at their output"
+    rf"|{_NAMED_BY_ANOTHER.pattern}"
 )
 
 

@@ -95,6 +95,18 @@ class _Watcher(threading.Thread):
         self._ending.set()
         with contextlib.suppress(Exception):
             self._post(state, 0.0, ended=True)
+        if self._rank == 0:  # no daemon: the process, which holds the store, waits for it
+            threading.Thread(target=self._linger).start()
+
+    def _linger(self, timeout_s: float = 3.0) -> None:
+        """Wait until the other ranks have ended: those that lose this one ask the store why."""
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline:
+                states = [self._read(rank) for rank in self._others]
+                if all(state and state["ended"] for state in states):
+                    return
+                time.sleep(0.05)
 
     def cause(self) -> str:
         """Return the rank that ended before this one lost it, and how; "" when none has said so."""

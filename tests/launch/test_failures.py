@@ -145,6 +145,20 @@ def test_chained_tracebacks_are_kept_together():
     assert first_failure(after).text == CHAINED
 
 
+NAMED = "error: rank 1 on node2 (pid 7) failed first: {} (train.py line 3)"
+
+
+def test_a_rank_that_ended_silently_is_taken_from_what_another_says_of_it():
+    said = NAMED.format("SystemExit: 0")
+    output = lines(("[default0]", said), ("", summary(rank=0, code=1, other=2, other_code=1)))
+    assert first_failure(output) == Failure(1, None, said, 0)
+
+
+def test_a_rank_that_speaks_for_itself_comes_before_what_another_says_of_it():
+    output = lines(("[default0]", NAMED.format("ValueError: bad batch")), ("[default1]", ROOT))
+    assert first_failure(output) == Failure(1, None, ROOT, 0)
+
+
 def test_lost_connections_are_reported_when_there_is_nothing_else():
     failure = first_failure(lines(("[default2]", LOST), ("[default0]", LOST)))
     assert failure == Failure(2, None, LOST, 0)
