@@ -1,7 +1,7 @@
 # make lab    set up, open the lessons in JupyterLab
 # make demo   set up, run the main job under every launcher, without a browser
 # make test   set up, run every test and every notebook
-# make faults set up, run the long trials of jobs with a fault
+# make faults set up, run the long trials, of which make test has a sample
 #
 # Each target sets up .venv when it is missing or older than pyproject.toml, and only then.
 
@@ -36,7 +36,7 @@ test-fast: $(READY)
 
 # Ranks that are killed, stopped, raise, exit or leave out a collective, under every launcher.
 faults: $(READY)
-	$(BIN)/python -m pytest -m long -s tests/launch/test_faults.py
+	$(BIN)/python -m pytest -m long -s tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -103,7 +103,13 @@ def check_finished(process, folder, uninterrupted):
     assert [each["parameters"] for each in results] == [uninterrupted] * 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.long),
+    ],
+)
 def test_torchrun_starts_the_ranks_again_when_one_has_ended(
     job, start, saved_steps, tmp_path, uninterrupted, number
 ):
@@ -128,7 +134,10 @@ def test_mpirun_ends_when_a_rank_is_killed_and_the_same_command_goes_on(
 
 @pytest.mark.parametrize(
     ("launcher", "number", "status"),
-    [("torchrun", signal.SIGTERM, 1), ("mpirun", signal.SIGUSR1, train_resnet.STOPPED)],
+    [
+        pytest.param("torchrun", signal.SIGTERM, 1, marks=pytest.mark.long),
+        ("mpirun", signal.SIGUSR1, train_resnet.STOPPED),
+    ],
 )
 def test_a_signal_to_the_launcher_saves_and_the_same_command_goes_on(
     job, start, saved_steps, tmp_path, uninterrupted, launcher, number, status
@@ -175,6 +184,7 @@ def test_a_node_that_is_lost_and_started_again_joins_the_other(
     assert again.wait(timeout=20) == 0
 
 
+@pytest.mark.long
 def test_the_ranks_of_a_lost_agent_train_on_and_are_saved_when_a_new_one_joins(
     job, cluster, start, saved_steps, tmp_path, wait_until
 ):
@@ -194,6 +204,7 @@ def test_the_ranks_of_a_lost_agent_train_on_and_are_saved_when_a_new_one_joins(
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_job_that_slurm_cancels_is_saved_and_the_same_command_goes_on(
     slurm, job, cluster, start, saved_steps, tmp_path, uninterrupted
 ):

@@ -204,8 +204,12 @@ run("resumed", "--save", "saved", "--save_every=4", "--resume")
 @pytest.mark.launcher
 @pytest.mark.parametrize(
     ("told", "options", "last_step"),
-    [("1", (), 16), ("0,1", ("--accumulate=2",), 8)],
-    ids=["one rank", "all ranks, accumulating"],
+    [
+        pytest.param("1", (), 16, id="one rank"),
+        pytest.param(
+            *("0,1", ("--accumulate=2",), 8), id="all ranks, accumulating", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_a_signal_saves_once_more_and_a_resumed_run_ends_as_an_uninterrupted_one(
     start_ranks, tmp_path, told, options, last_step

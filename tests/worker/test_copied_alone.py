@@ -155,8 +155,8 @@ dist.init_process_group("gloo", **meet())
 model = torch.nn.Linear(2, 2)
 for step in range(3):
     save_next("run", 2, model, epoch=1, step=step)
+assert load_newest("run", model).step == 2  # after it, rank 0 has removed the oldest
 assert len(found("run")) == 2
-assert load_newest("run", model).step == 2
 dist.destroy_process_group()
 """,
     "stop": """
