@@ -34,7 +34,8 @@ def why_ended(log: str, rank_of: Mapping[int, int]) -> str:
         rank = rank_of.get(int(match[1]))
         who = who if rank is None else f"rank {rank}"
         how = _by_signal(match[2]) if "(signal" in log else f"exited with status {match[2]}"
-    return f"{who}'s process {how}; mpirun ended the others"
+    said = "" if how != "ended" else f":\n{last_lines(log)}"  # then its words are all there is
+    return f"{who}'s process {how}; mpirun ended the others{said}"
 
 
 def _by_signal(number: str) -> str:

@@ -44,11 +44,18 @@ HYDRA_STATUS = HYDRA_SIGNAL.replace("CODE: 9", "CODE: 3").splitlines(keepends=Tr
         (HYDRA_SIGNAL, "rank 2's process ended by signal 9 (Killed)"),
         ("".join(HYDRA_STATUS), "rank 2's process exited with status 3"),
         (HYDRA_SIGNAL.replace("30329", "1"), "a rank's process ended by signal 9 (Killed)"),
-        ("", "a rank's process ended"),
     ],
 )
 def test_the_rank_that_ended_first_is_named_with_how(log, expected):
     assert why_ended(log, {30328: 1, 30329: 2}) == f"{expected}; mpirun ended the others"
+
+
+def test_what_mpirun_says_otherwise_is_handed_on():
+    log = 'warning\n-----\nrank 1 on node1 is calling "abort"\n'
+    assert why_ended(log, {}) == (
+        "a rank's process ended; mpirun ended the others:\n"
+        'warning\nrank 1 on node1 is calling "abort"'
+    )
 
 
 @pytest.mark.parametrize(
