@@ -115,11 +115,8 @@ class _Watcher(threading.Thread):
             for begin in (_FAILED, _LOST, _LEFT):
                 for one in ended:
                     if one["state"].startswith(begin):
-                        return (
-                            one["state"].removeprefix(_LOST)
-                            if begin == _LOST
-                            else (f"{one['who']} {one['state']}")
-                        )
+                        told = f"{one['who']} {one['state']}"
+                        return told.partition(_LOST)[2] or told  # who lost one names it already
         return ""
 
     def _post(self, state: str, waiting_s: float, ended: bool = False) -> None:

@@ -17,7 +17,7 @@ from ddp_helpers.lesson import processes
 
 
 @pytest.fixture
-def findings(monkeypatch):
+def findings():
     """Return the findings of one check of the machine as {(level, where): (seen, fix)}."""
 
     def findings(check, *args) -> dict:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -42,32 +41,6 @@ def ranks():
     yield engines
     engines.stop()
     assert not processes.of_kernel(os.getpid())
-
-
-@pytest.fixture
-def engines(ranks):
-    """Two ranks, fresh again if the test before has left them stuck or dead."""
-    try:
-        ranks.push(i_am_free=True)
-    except RanksFailed:
-        ranks.restart()
-    return ranks
-
-
-@pytest.fixture
-def run(engines, capsys):
-    """Run a cell; return its text. Or, of a cell that fails, the report after the text."""
-
-    def run(source: str, **options) -> str:
-        capsys.readouterr()
-        report = ""
-        try:
-            engines.run(textwrap.dedent(source), **options)
-        except RanksFailed as failure:
-            report = str(failure)
-        return capsys.readouterr().out + report
-
-    return run
 
 
 def test_ranks_are_those_of_mpi_and_not_of_a_job_around_the_notebook(run):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import psutil
@@ -40,32 +39,6 @@ def ranks(cluster):
     yield engines
     engines.stop()
     assert not processes.of_kernel(os.getpid())
-
-
-@pytest.fixture
-def engines(ranks):
-    """The four ranks, fresh again if the test before has left them stuck or dead."""
-    try:
-        ranks.push(i_am_free=True)
-    except RanksFailed:
-        ranks.restart()
-    return ranks
-
-
-@pytest.fixture
-def run(engines, capsys):
-    """Run a cell; return its text. Or, of a cell that fails, the report after the text."""
-
-    def run(source: str, **options) -> str:
-        capsys.readouterr()
-        report = ""
-        try:
-            engines.run(textwrap.dedent(source), **options)
-        except RanksFailed as failure:
-            report = str(failure)
-        return capsys.readouterr().out + report
-
-    return run
 
 
 def test_four_ranks_on_two_nodes_know_their_places(engines, run):
