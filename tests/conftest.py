@@ -14,8 +14,8 @@ from typing import TypeVar
 import pytest
 
 from ddp_helpers.launch import namespaces
-from ddp_helpers.launch.cluster import ClusterError
-from ddp_helpers.launch.practice_cluster import practice_cluster
+from ddp_helpers.launch.cluster import Cluster, ClusterError
+from ddp_helpers.launch.practice_cluster import practice_cluster, processes
 from ddp_helpers.worker import network
 
 T = TypeVar("T")
@@ -93,6 +93,16 @@ def cluster(real_nodes):
     """Two nodes, node1 and node2, with nothing on them."""
     with practice_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def running():
+    """Return (node, process number on this machine) of all that runs on a cluster's nodes."""
+
+    def running(cluster: Cluster) -> set[tuple[str, int]]:
+        return {(node, pid) for node, found in processes(cluster).items() for pid, _ in found}
+
+    return running
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ Source: ssh(1). Lesson: notebooks/06_two_nodes.ipynb
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shlex
 import socket
@@ -20,7 +19,7 @@ from dataclasses import replace
 
 from .child_environ import MARK
 from .commands import HostCommand
-from .ssh import ssh_command
+from .ssh import in_this_folder, ssh_command
 
 # Runs on the far side, in whatever sh it has. Background commands lose stdin, so 3 keeps it.
 _ON_THE_HOST = """\
@@ -70,8 +69,7 @@ def over_ssh(
     variables.update(command.env)
     assignments = [f"{name}={value}" for name, value in variables.items()]
     there = ["sh", "-c", _ON_THE_HOST, "sh", mark, log_dir, "env", *assignments, *command.argv]
-    text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(there)}"
-    return replace(command, argv=(*ssh_command(command.host), text), env=())
+    return replace(command, argv=(*ssh_command(command.host), in_this_folder(there)), env=())
 
 
 def free_port_on(host: str, python: str) -> int:

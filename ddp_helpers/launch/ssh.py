@@ -8,6 +8,7 @@ Lesson: notebooks/06_two_nodes.ipynb
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -34,6 +35,11 @@ def ssh_command(host: str, config: str | None = None, options: Sequence[str] = (
     file = ["-F", config] if config else []
     flags = [word for setting in settings for word in ("-o", setting)]
     return ["ssh", *file, "-T", *flags, "--", host]
+
+
+def in_this_folder(argv: Sequence[str]) -> str:
+    """Return the remote command that runs argv in the folder this process is in."""
+    return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(argv)}"
 
 
 def check_installed() -> None:

@@ -17,7 +17,6 @@ import json
 import os
 import queue
 import random
-import shlex
 import signal
 import socket
 import subprocess
@@ -29,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_helpers.launch.ssh import ssh_command
+from ddp_helpers.launch.ssh import in_this_folder, ssh_command
 from ddp_helpers.lesson import processes
 
 _ANSWER_S = 10.0  # a busy host still answers in a small part of it
@@ -42,8 +41,7 @@ class Keeper:
     def __init__(self, name: str, host: str | None = None):
         argv = [sys.executable, "-m", processes.KEEPER, name]
         if host:
-            there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(argv)}"
-            argv = [*ssh_command(host, options=("LogLevel=ERROR",)), there]
+            argv = [*ssh_command(host, options=("LogLevel=ERROR",)), in_this_folder(argv)]
         self.host = host or "this machine"
         self._lost = False
         self.folder = self.host_name = ""

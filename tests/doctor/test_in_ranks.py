@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from ddp_helpers.launch.practice_cluster import on_node, practice_cluster
-from ddp_helpers.launch.practice_cluster import processes as processes_on
 
 pytestmark = pytest.mark.launcher
 
@@ -47,7 +46,7 @@ class Said:
 
 
 @pytest.fixture
-def examine(free_port):
+def examine(free_port, running):
     """Run the doctor in ranks on a cluster's nodes, and wait for it; a stopped one is killed."""
 
     def examine(cluster, ranks: list[Rank], world_size: int = 2, timeout_s=5) -> Said:
@@ -73,10 +72,6 @@ def examine(free_port):
         return Said("".join(texts), statuses, seconds)
 
     return examine
-
-
-def running(cluster) -> set[tuple[str, int]]:
-    return {(node, pid) for node, found in processes_on(cluster).items() for pid, _ in found}
 
 
 def _start(cluster, one: Rank, world_size: int, timeout_s: float, port: int):
@@ -239,7 +234,9 @@ def test_a_planted_fault_is_named_with_its_place_and_its_cure(examine, cluster, 
     assert said.seconds < 45
 
 
-def test_a_port_that_is_taken_is_named_with_its_owner(examine, cluster, free_port, wait_until):
+def test_a_port_that_is_taken_is_named_with_its_owner(
+    examine, cluster, running, free_port, wait_until
+):
     code = f"import socket, time; s = socket.create_server(('', {free_port})); time.sleep(60)"
     before = running(cluster)
     holder = subprocess.Popen(on_node(cluster, "node1", [sys.executable, "-c", code]))

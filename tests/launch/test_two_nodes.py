@@ -17,7 +17,7 @@ import ddp_helpers.scripts.message_passing as message_passing
 import ddp_helpers.scripts.train_resnet as train_resnet
 from ddp_helpers.launch.commands import Job, mpirun, plan, srun, threads
 from ddp_helpers.launch.mpi import Mpi, find_mpirun, parse_version_text
-from ddp_helpers.launch.practice_cluster import on_node, processes
+from ddp_helpers.launch.practice_cluster import on_node
 from ddp_helpers.launch.runner import launch_here
 from ddp_helpers.results import read_results
 
@@ -75,7 +75,7 @@ def installed(flavour: str, path: str) -> Mpi:
 
 
 @pytest.fixture
-def run(cluster):
+def run(cluster, running):
     """Type each printed command on its node and wait; afterwards nothing of it runs there."""
 
     def run(commands, timeout_s=120):
@@ -105,10 +105,6 @@ def run(cluster):
                 process.wait()
 
     return run
-
-
-def running(cluster):
-    return {(node, pid) for node, found in processes(cluster).items() for pid, _ in found}
 
 
 def test_four_ranks_on_two_nodes_know_their_places_and_get_the_number(
