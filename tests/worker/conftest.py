@@ -43,7 +43,7 @@ def worlds(tmp_path_factory) -> Callable[[str, int], list]:
             )
         try:
             for process in processes:
-                process.wait(timeout=240)
+                process.wait(timeout=240)  # past worlds.DEADLINE_S
         finally:
             for process in processes:
                 process.kill()

@@ -1,9 +1,11 @@
 """What tests/worker/conftest.py starts four times: worlds.py RANK RANKS FOLDER.
 
 Every function in WORLDS of an in_*.py is called as function(rank, world_size, folder) in a process
-group of each size given there. What it returns, as JSON, goes to FOLDER/RANK.json.
+group of each size given there. What it returns, as JSON, goes to FOLDER/RANK.json. After DEADLINE_S
+each rank writes where it stands and ends.
 """
 
+import faulthandler
 import importlib
 import json
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=30)
+DEADLINE_S = 200
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:
@@ -36,6 +39,9 @@ def main(rank: int, ranks: int, folder: Path) -> None:
                 world_size=world_size,
                 timeout=TIMEOUT,
             )
+            # A rank that left a group before another had its connection would leave that one waiting
+            # past the timeout: gloo is silent while it connects.
+            dist.barrier()
             try:
                 values[name] = function(rank, world_size, folder)
             except Exception as error:
@@ -45,4 +51,5 @@ def main(rank: int, ranks: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
