@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,10 @@ from ddp_helpers.launch.practice_cluster import practice_cluster, processes
 from ddp_helpers.worker import network
 
 T = TypeVar("T")
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and so would every command be
+# that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if os.geteuid() == 0:  # Open MPI refuses root otherwise; engines and launchers inherit this
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
