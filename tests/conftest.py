@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +18,7 @@ import pytest
 
 from ddp_helpers.launch import namespaces
 from ddp_helpers.launch.cluster import Cluster, ClusterError
-from ddp_helpers.launch.practice_cluster import practice_cluster, processes
+from ddp_helpers.launch.practice_cluster import on_node, practice_cluster, processes
 from ddp_helpers.worker import network
 
 T = TypeVar("T")
@@ -137,19 +139,59 @@ class Finished:
     seconds: float
 
 
+class RankServer:
+    """What forks ranks, here or behind the prefix of a node: see tests/rank_server.py."""
+
+    def __init__(self, prefix: Sequence[str] = ()):
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, str(Path(__file__).with_name("rank_server.py"))],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, script: Path, number: int, environ: dict[str, str], args: Sequence[str]):
+        """Start a rank; return the file of its output, and that of its end when it has ended."""
+        output = script.with_name(f"{script.stem}_{number}.log")
+        request = {"script": str(script), "args": args, "environ": environ}
+        request |= {"cwd": str(script.parent), "output": str(output)}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return output, output.with_suffix(".ended")
+
+    def stop(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def rank_server():
+    server = RankServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def node_servers(cluster):
+    """Return one server of ranks for each node, by its name."""
+    servers = {node.name: RankServer(on_node(cluster, node.name, [])) for node in cluster.nodes}
+    yield servers
+    for server in servers.values():
+        server.stop()
+
+
 @pytest.fixture
 def free_port() -> int:
     return network.free_port()
 
 
 @pytest.fixture
-def start_ranks(tmp_path: Path, free_port: int):
-    """Start one python process per entry of environments, together, and wait for all of them.
+def start_ranks(rank_server, tmp_path: Path, free_port: int):
+    """Start one rank per entry of environments, together, and wait for all of them.
 
     start_ranks(code, 2) exports RANK, WORLD_SIZE, ... for 2 ranks on this machine;
     start_ranks(code, [{...}, {...}]) starts one process per mapping with just those variables.
     """
-    running: list[subprocess.Popen] = []
 
     def start(code: str, environments, *args: str, timeout_s: float = 120) -> list[Finished]:
         if isinstance(environments, int):
@@ -164,38 +206,59 @@ def start_ranks(tmp_path: Path, free_port: int):
                 }
                 for rank in range(environments)
             ]
-        script = tmp_path / f"ranks_{len(running)}.py"
-        script.write_text(code)
-        began = time.monotonic()
-        logs = []
-        for number, variables in enumerate(environments):
-            log = tmp_path / f"{script.stem}_{number}.log"
-            logs.append(log)
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, script, *args],
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-                    cwd=tmp_path,
-                    stdout=log.open("w"),
-                    stderr=subprocess.STDOUT,
-                )
-            )
-        ended: dict[int, float] = {}
-        processes = running[-len(environments) :]
-        while len(ended) < len(processes) and time.monotonic() < began + timeout_s:
-            for number, process in enumerate(processes):
-                if number not in ended and process.poll() is not None:
-                    ended[number] = time.monotonic() - began
-            time.sleep(0.02)
-        late = [number for number in range(len(processes)) if number not in ended]
-        texts = [log.read_text() for log in logs]
-        assert not late, f"ranks {late} still ran after {timeout_s} s:\n" + "\n".join(texts)
-        return [
-            Finished(process.returncode, text, ended[number])
-            for number, (process, text) in enumerate(zip(processes, texts, strict=True))
-        ]
+        ranks = [(rank_server, variables) for variables in environments]
+        return _wait_for(_start(tmp_path, code, ranks, args), timeout_s)
 
     yield start
-    for process in running:
-        process.kill()
-        process.wait()
+    for pid in tmp_path.glob("ranks_*.pid"):
+        if not pid.with_suffix(".ended").exists():
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def start_ranks_on_nodes(cluster, node_servers, running, tmp_path: Path, free_port: int):
+    """Start ranks on the nodes of the cluster, one for each (node, rank, changes), and wait.
+
+    Each has its rank alone on its node, in a job of two with rank 0 on node1; changes are variables
+    that differ from this, None for one that is not set.
+    """
+    before = running(cluster)
+
+    def start(code: str, ranks, *args: str, timeout_s: float = 60) -> list[Finished]:
+        job = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        job |= {"MASTER_ADDR": "node1", "MASTER_PORT": str(free_port)}
+        started = []
+        for node, rank, changes in ranks:
+            variables = {"RANK": str(rank), **job, **changes}
+            variables = {name: value for name, value in variables.items() if value is not None}
+            started.append((node_servers[node], variables))
+        return _wait_for(_start(tmp_path, code, started, args), timeout_s)
+
+    yield start
+    for _, pid in running(cluster) - before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start(folder: Path, code: str, ranks, args: Sequence[str]) -> list[tuple[Path, Path]]:
+    script = folder / f"ranks_{len(list(folder.glob('ranks_*.py')))}.py"
+    script.write_text(code)
+    return [
+        server.start(script, number, {**os.environ, "OMP_NUM_THREADS": "1", **variables}, args)
+        for number, (server, variables) in enumerate(ranks)
+    ]
+
+
+def _wait_for(ranks: list[tuple[Path, Path]], timeout_s: float) -> list[Finished]:
+    """Wait for what RankServer.start returned; fail the test when a rank still runs then."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and not all(ended.exists() for _, ended in ranks):
+        time.sleep(0.02)
+    texts = [output.read_text() if output.exists() else "" for output, _ in ranks]
+    late = [number for number, (_, ended) in enumerate(ranks) if not ended.exists()]
+    assert not late, f"ranks {late} still ran after {timeout_s} s:\n" + "\n".join(texts)
+    ends = [ended.read_text().split() for _, ended in ranks]
+    return [
+        Finished(int(status), text, float(seconds))
+        for (status, seconds), text in zip(ends, texts, strict=True)
+    ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import ipaddress
 import os
 import socket
 import threading
@@ -118,8 +119,9 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _own_addresses() -> str:
-    addresses = [address for _, address in network.own_addresses()]
-    outside = [address for address in addresses if not network.is_loopback(address)]
+    addresses = [ipaddress.ip_address(address) for _, address in network.own_addresses()]
+    # A link-local address is no MASTER_ADDR: it means something else on each interface.
+    outside = [str(one) for one in addresses if not (one.is_loopback or one.is_link_local)]
     return ", ".join(outside) or "none but loopback"
 
 

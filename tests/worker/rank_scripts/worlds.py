@@ -39,8 +39,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
                 world_size=world_size,
                 timeout=TIMEOUT,
             )
-            # A rank that left a group before another had its connection would leave that one waiting
-            # past the timeout: gloo is silent while it connects.
+            # A rank that left a group before another had its connections would leave that one
+            # waiting past the timeout: gloo is silent while it connects.
             dist.barrier()
             try:
                 values[name] = function(rank, world_size, folder)
