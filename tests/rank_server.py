@@ -6,6 +6,7 @@ rank's process number goes to NAME.pid and, when it has ended, its exit status a
 NAME.ended. The server ends when its input does.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -39,6 +40,9 @@ def next_rank() -> dict:
     sys.exit()
 
 
+# A rank that ends would otherwise copy all these objects to look for garbage among them.
+gc.collect()
+gc.freeze()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who wait for a rank are not waited for
 rank = next_rank()
 output = os.open(rank["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
