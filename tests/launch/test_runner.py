@@ -169,7 +169,8 @@ def test_a_missing_launcher_is_named_before_anything_starts(environ, tmp_path, m
     assert not trace.exists()
 
 
-def test_open_mpi_as_root_is_refused_before_anything_starts(environ, tmp_path, monkeypatch):
+def test_B21_open_mpi_as_root_is_refused_before_anything_starts(environ, tmp_path, monkeypatch):
+    """https://github.com/open-mpi/ompi/issues/4451: mpirun refuses root."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     environ = {name: value for name, value in environ.items() if not name.startswith("OMPI_")}
     with pytest.raises(LauncherRefused, match="export OMPI_ALLOW_RUN_AS_ROOT=1\n"):

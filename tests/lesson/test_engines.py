@@ -49,7 +49,8 @@ def test_ranks_are_those_of_mpi_and_not_of_a_job_around_the_notebook(run):
     assert text == "[rank 0] 0 2 0 2\n[rank 1] 1 2 1 2\n"
 
 
-def test_text_comes_in_rank_order_whoever_is_first(run):
+def test_B52_text_comes_in_rank_order_whoever_is_first(run):
+    """https://github.com/ipython/ipyparallel/issues/656: output of engines in any order."""
     slow_first = """
     import os, sys, time
     time.sleep(0.3 * (1 - mpi_rank))
@@ -164,7 +165,8 @@ def test_a_rank_that_raises_in_a_group_ends_the_others(run):
     assert [run(cell) for _ in range(5)] == [expected] * 5
 
 
-def test_ranks_that_wait_for_one_that_raised_are_named_within_10_seconds(engines, run):
+def test_B50_ranks_that_wait_for_one_that_raised_are_named_within_10_seconds(engines, run):
+    """https://github.com/ipython/ipyparallel/issues/435: %%px never returns after a failure."""
     began = time.monotonic()
     text = run("""
     print("before")
@@ -339,7 +341,8 @@ def test_without_mpi4py_the_remedy_is_told(refused, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
-def test_as_root_the_two_variables_are_told_and_not_set(refused, monkeypatch):
+def test_B21_as_root_the_two_variables_are_told_and_not_set(refused, monkeypatch):
+    """https://github.com/open-mpi/ompi/issues/4451: mpirun refuses root."""
     monkeypatch.delenv("OMPI_ALLOW_RUN_AS_ROOT")
     text = refused()
     assert "OMPI_ALLOW_RUN_AS_ROOT=1" in text
@@ -353,7 +356,8 @@ def test_engines_that_mpi_sees_as_one_each_are_refused(refused, monkeypatch):
     assert "mpi4py uses Open MPI" in text
 
 
-def test_a_real_mpirun_of_another_kind_than_mpi4py_is_named(refused, monkeypatch, require):
+def test_B10_a_real_mpirun_of_another_kind_than_mpi4py_is_named(refused, monkeypatch, require):
+    """https://github.com/pmodels/mpich/issues/7064: every process says rank 0 of 1."""
     path = require(shutil.which("mpirun.mpich"), "mpirun.mpich not found: apt-get install mpich")
     mpich = Mpi("MPICH", (4, 0, 2), path)
     monkeypatch.setattr(session, "find_mpirun", lambda: mpich)
@@ -414,7 +418,8 @@ def killed_kernel():
     return killed_kernel
 
 
-def test_the_engines_of_a_killed_kernel_end_by_themselves(killed_kernel):
+def test_B56_the_engines_of_a_killed_kernel_end_by_themselves(killed_kernel):
+    """https://github.com/dereneaton/ipyrad/issues/333: controllers and engines left behind."""
     pid = killed_kernel(kept=True)
     deadline = time.monotonic() + 15
     while processes.of_kernel(pid) and time.monotonic() < deadline:
@@ -422,7 +427,8 @@ def test_the_engines_of_a_killed_kernel_end_by_themselves(killed_kernel):
     assert not processes.of_kernel(pid)
 
 
-def test_what_a_killed_kernel_has_left_is_ended_by_the_next_start(killed_kernel, engines):
+def test_B56_what_a_killed_kernel_has_left_is_ended_by_the_next_start(killed_kernel, engines):
+    """https://github.com/dereneaton/ipyrad/issues/333: controllers and engines left behind."""
     pid = killed_kernel(kept=False)
     assert len(processes.of_kernel(pid)) >= 4
     own = {one.pid for one in processes.of_kernel(os.getpid())}

@@ -63,7 +63,8 @@ def text_of(outputs: list[dict]) -> str:
     return outputs[0]["text"]
 
 
-def test_a_start_shows_nothing(kernel):
+def test_B54_a_start_shows_nothing(kernel):
+    """https://github.com/computationalmodelling/nbval/issues/231: output 5 s after the reply."""
     assert kernel[2] == []
 
 

@@ -62,7 +62,8 @@ def test_every_rank_holds_the_number_rank_0_sent(launcher, script, tmp_path):
 
 
 @pytest.mark.launcher
-def test_two_jobs_at_once_on_one_machine_do_not_meet(tmp_path):
+def test_B19_two_jobs_at_once_on_one_machine_do_not_meet(tmp_path):
+    """https://github.com/meta-pytorch/torchtune/issues/1025: a second job on one machine."""
     jobs = [
         subprocess.Popen(
             [*mpirun(2), *MODULE, f"--result_dir={tmp_path / str(job)}"],

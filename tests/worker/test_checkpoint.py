@@ -38,7 +38,8 @@ WRAPPERS = {
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("loaded", WRAPPERS)
 @pytest.mark.parametrize("saved", WRAPPERS)
-def test_a_checkpoint_loads_into_a_wrapped_and_a_plain_model(saved, loaded, tmp_path):
+def test_B41_a_checkpoint_loads_into_a_wrapped_and_a_plain_model(saved, loaded, tmp_path):
+    """https://github.com/Pointcept/Pointcept/pull/166: 'module.' is cut from every key."""
     first, second = WRAPPERS[saved](linear(1)), WRAPPERS[loaded](linear(2))
     save(tmp_path / "c.pt", first)
     assert not same(first, second)
@@ -65,7 +66,8 @@ def test_prefixes_in_a_file_from_elsewhere_are_cut(prefix, tmp_path):
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("wrapper", ["plain", "DDP"])
-def test_a_models_own_submodule_called_module_keeps_its_name(wrapper, tmp_path):
+def test_B41_a_models_own_submodule_called_module_keeps_its_name(wrapper, tmp_path):
+    """https://github.com/Pointcept/Pointcept/pull/166: 'module.' is cut from every key."""
     save(tmp_path / "c.pt", WRAPPERS[wrapper](OwnModule()))
     assert set(read(tmp_path / "c.pt")["model"]) == {"module.weight", "module.bias"}
     model = WRAPPERS[wrapper](OwnModule())

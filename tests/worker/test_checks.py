@@ -89,7 +89,8 @@ def test_every_rank_hears_that_one_has_a_batch_more(worlds):
         ("unused_on_rank_0", 2, "rank 0"),
     ],
 )
-def test_a_parameter_without_gradient_is_named_on_every_rank(worlds, check, world_size, ranks):
+def test_B36_a_parameter_without_gradient_is_named_on_every_rank(worlds, check, world_size, ranks):
+    """https://github.com/pytorch/pytorch/issues/68862: reduction of the prior iteration."""
     text = f"TrainingError: b.weight, b.bias got no gradient on {ranks}"
     for value in worlds(check, world_size):
         assert value["error"].startswith(text)

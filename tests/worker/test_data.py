@@ -68,7 +68,8 @@ def orders(seed, epochs=3, world_size=2):
     return found
 
 
-def test_the_order_changes_with_the_epoch_and_comes_back_with_the_seed():
+def test_B31_the_order_changes_with_the_epoch_and_comes_back_with_the_seed():
+    """https://github.com/pytorch/pytorch/issues/31771: the same order in every epoch."""
     first, second, third = orders(seed=0)
     assert first != second != third != first
     assert orders(seed=0) == [first, second, third]

@@ -92,7 +92,11 @@ def test_detect_reads_the_launcher_that_started_this_process(environ, expected):
 @pytest.mark.parametrize(
     "environ", [TORCHRUN, OPEN_MPI, HYDRA, SLURM, BY_HAND], ids=lambda e: next(iter(e))
 )
-def test_a_missing_variable_is_named_not_guessed(environ):
+def test_B01_a_missing_variable_is_named_not_guessed(environ):
+    """The local rank is left out.
+
+    https://github.com/LambdaLabsML/distributed-training-guide/issues/59
+    """
     needed = set(environ) - {
         *("OMPI_COMM_WORLD_NODE_RANK", "SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_STEP_ID"),
         *("TORCHELASTIC_RUN_ID",),
@@ -144,7 +148,8 @@ def test_explain_says_which_launcher_why_and_what_was_ignored():
         assert f"ignored: {ignored}" in text.splitlines()
 
 
-def test_explain_names_the_slurm_variables_a_plain_run_ignores():
+def test_B07_explain_names_the_slurm_variables_a_plain_run_ignores():
+    """https://github.com/Lightning-AI/pytorch-lightning/pull/11406: SLURM_PROCID beats the rank."""
     text = explain(SLURM_SHELL)
     assert text.startswith("launcher: python")
     for name in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"):
@@ -158,7 +163,11 @@ def test_detect_writes_nothing():
 
 
 @pytest.mark.parametrize("argv", [[], ["--local-rank=1"], ["--local_rank=1"]], ids=str)
-def test_both_spellings_of_local_rank_are_accepted_and_neither_is_shown(argv):
+def test_B05_both_spellings_of_local_rank_are_accepted_and_neither_is_shown(argv):
+    """--local-rank is not known.
+
+    https://github.com/huggingface/pytorch-image-models/issues/1724
+    """
     parser = argparse.ArgumentParser()
     add_local_rank_argument(parser)
     parser.parse_args(argv)

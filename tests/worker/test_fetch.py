@@ -67,14 +67,16 @@ def calls(folder):
         pytest.param([1, 0], [0, 0.5], id="the fetching rank comes last"),
     ],
 )
-def test_one_rank_fetches_and_every_rank_sees_the_whole(local_ranks, delays, tmp_path):
+def test_B43_one_rank_fetches_and_every_rank_sees_the_whole(local_ranks, delays, tmp_path):
+    """https://github.com/pytorch/tutorials/issues/3065: all ranks download at once."""
     values = run_ranks(tmp_path, local_ranks, delays=delays)
     assert [value["seen"] for value in values] == [["first", "second"]] * len(local_ranks)
     assert len(calls(tmp_path)) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calls", "data"]
 
 
-def test_a_failure_reaches_every_rank_within_seconds(tmp_path):
+def test_B43_a_failure_reaches_every_rank_within_seconds(tmp_path):
+    """https://github.com/pytorch/tutorials/issues/3065: all ranks download at once."""
     values = run_ranks(tmp_path, [0, 1, 2, 3], "fails")
     assert len(calls(tmp_path)) == 1
     assert len({value["seen"] for value in values}) == 1

@@ -30,7 +30,8 @@ def test_the_mean_of_nothing_is_nan():
     ("world_size", "total"),
     [(1, [1, 2, 3, 4]), (2, [3, 6, 9, 12]), (4, [10, 20, 30, 40])],
 )
-def test_every_rank_gets_the_sum_and_keeps_its_own_tensor(worlds, world_size, total):
+def test_B35_every_rank_gets_the_sum_and_keeps_its_own_tensor(worlds, world_size, total):
+    """https://github.com/pytorch/pytorch/issues/76527: reduce leaves debris on other ranks."""
     for rank, value in enumerate(worlds("sum_of_tensors", world_size)):
         assert value["total"] == total
         assert value["mine"] == [1 * (rank + 1), 2 * (rank + 1), 3 * (rank + 1), 4 * (rank + 1)]

@@ -49,7 +49,8 @@ def test_without_a_launcher_there_is_a_group_of_one_and_it_is_destroyed():
 
 
 @pytest.mark.parametrize("error", [ValueError("body"), SystemExit(3)])
-def test_the_group_is_destroyed_and_the_error_kept_when_the_body_raises(error):
+def test_B45_the_group_is_destroyed_and_the_error_kept_when_the_body_raises(error):
+    """https://github.com/pytorch/pytorch/issues/126275: warnings of groups not destroyed."""
     with (
         pytest.raises(type(error)) as caught,
         process_group(LaunchEnvironment("python"), "gloo"),
@@ -79,7 +80,8 @@ def test_an_interface_the_user_chose_is_kept_and_ours_is_taken_back(monkeypatch)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_nccl_without_cuda_says_so_at_once():
+def test_B38_nccl_without_cuda_says_so_at_once():
+    """https://github.com/pytorch/pytorch/issues/100243: device_ids for a model on the CPU."""
     with (
         pytest.raises(LaunchEnvironmentError, match="nccl needs a CUDA device.*use gloo"),
         process_group(LaunchEnvironment("python"), "nccl"),
@@ -139,7 +141,8 @@ def test_a_loopback_master_is_right_for_one_node():
     assert check_master(env) in ("lo", "lo0", None)
 
 
-def test_a_port_in_use_is_named_with_its_owner():
+def test_B19_a_port_in_use_is_named_with_its_owner():
+    """https://github.com/meta-pytorch/torchtune/issues/1025: a second job on one machine."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(LaunchEnvironmentError, match=f"^MASTER_PORT={port} is in use on .*"):

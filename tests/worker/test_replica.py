@@ -45,7 +45,8 @@ def test_a_number_of_threads_that_was_set_stays(monkeypatch):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_model_on_the_cpu_is_wrapped_without_device_ids():
+def test_B38_a_model_on_the_cpu_is_wrapped_without_device_ids():
+    """https://github.com/pytorch/pytorch/issues/100243: device_ids for a model on the CPU."""
     model = wrap(nn.Linear(2, 2), CPU)
     assert model.device_ids is None
     assert not model.find_unused_parameters

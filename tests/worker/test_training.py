@@ -81,7 +81,8 @@ def sampled_loader():
     return DataLoader(dataset, 2, sampler=DistributedSampler(dataset, 1, 0))
 
 
-def test_an_epoch_that_never_moves_is_warned_of_once():
+def test_B31_an_epoch_that_never_moves_is_warned_of_once():
+    """https://github.com/pytorch/pytorch/issues/31771: the same order in every epoch."""
     loader = sampled_loader()
     set_epoch(loader, 0)
     with pytest.warns(UserWarning, match="epoch is 0 for the second time"):
@@ -126,7 +127,8 @@ def test_evaluation_is_exact_on_uneven_and_empty_ranks(worlds, world_size):
 
 
 @launcher
-def test_a_rank_with_a_batch_more_stops_all_ranks_at_once(worlds):
+def test_B33_a_rank_with_a_batch_more_stops_all_ranks_at_once(worlds):
+    """https://github.com/pytorch/pytorch/issues/38174: one rank has a batch more."""
     for value in worlds("uneven_loaders", 2):
         assert "rank 0: 3, rank 1: 2" in value["error"]
         assert value["seconds"] < 5
