@@ -102,6 +102,31 @@ def cluster(real_nodes):
         yield cluster
 
 
+@pytest.fixture
+def firewall(cluster):
+    """Drop the TCP packets that a node sends to another, but those of one port.
+
+    firewall(node, other, "dport 29500") or "sport 22": what is for the port, or comes from it.
+    """
+    closed = []
+
+    def ip(node, words: str) -> None:
+        subprocess.run(on_node(cluster, node.name, ["ip", *words.split()]), check=True)
+
+    def firewall(node, other, port: str) -> None:
+        closed.append(node)
+        nobody = other.address.rpartition(".")[0] + ".200"  # gets all else; no card has its address
+        ip(node, f"neigh replace {nobody} lladdr 02:00:00:00:00:01 dev eth0 nud permanent")
+        ip(node, f"route add {other.address} via {nobody} dev eth0 onlink table 100")
+        ip(node, f"rule add pref 10 ipproto tcp {port} lookup main")
+        ip(node, "rule add pref 11 ipproto tcp lookup 100")
+
+    yield firewall
+    for node in closed:
+        for words in ("rule del pref 11", "rule del pref 10", "route flush table 100"):
+            ip(node, words)
+
+
 @pytest.fixture(scope="session")
 def running():
     """Return (node, process number on this machine) of all that runs on a cluster's nodes."""

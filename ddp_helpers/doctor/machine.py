@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ddp_helpers.doctor.facts import own_name_address
-from ddp_helpers.doctor.finding import Finding
+from ddp_helpers.doctor.finding import Finding, is_healthy
 from ddp_helpers.launch import practice_cluster
 from ddp_helpers.launch.child_environ import child_environ
 from ddp_helpers.launch.commands import Job, mpirun
-from ddp_helpers.launch.hosts import HostfileError, local, parse_hosts, read_hostfile
+from ddp_helpers.launch.hosts import Host, HostfileError, local, parse_hosts, read_hostfile
 from ddp_helpers.launch.mpi import LauncherNotFound, LauncherRefused, Mpi, check_root, find_mpirun
+from ddp_helpers.launch.runner import JobFailed, run_local
 from ddp_helpers.launch.ssh_check import check_hosts
 from ddp_helpers.worker import network
 from ddp_helpers.worker.rendezvous import check_port
@@ -44,6 +45,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
     if args.hosts or args.hostfile:
         read = parse_hosts(args.hosts) if args.hosts else read_hostfile(args.hostfile)
         hosts = [host.name for host in read]
+    ways = list(_hosts(hosts))
     return [
         *_interpreter(),
         *_torch(),
@@ -52,7 +54,8 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *_network(),
         *_port(Job.master_port),
         *_leftovers(),
-        *_hosts(hosts),
+        *ways,
+        *(_mpirun_to(hosts) if hosts and is_healthy(ways) else ()),
     ]
 
 
@@ -223,6 +226,35 @@ def _hosts(hosts: Sequence[str]) -> Iterable[Finding]:
             if check.ok is not None:
                 level = "ok" if check.ok else "fault"
                 yield Finding(level, f"{check.host} {check.name}", check.seen or "yes", check.fix)
+
+
+def _mpirun_to(hosts: Sequence[str]) -> Iterator[Finding]:
+    """Start a rank on each host. It may hang where ssh works: daemons must connect back."""
+    try:
+        mpi = find_mpirun()
+        check_root(mpi)
+    except (LauncherNotFound, LauncherRefused):
+        return  # told already
+    # One that lasts: Open MPI 5.0.11 may miss the end of a program that ends at once.
+    program = ("import time; time.sleep(1)",)
+    job = Job("-c", program, hosts=tuple(Host(name, 1) for name in hosts))
+    try:
+        run_local(mpirun(job, mpi), timeout_s=_DEADLINE_S, echo=False)
+    except JobFailed as failed:
+        seen = f"{mpi} did not start a rank on each: {str(failed).splitlines()[0]}"
+    else:
+        yield Finding("ok", "mpirun to hosts", f"starts a rank on {', '.join(hosts)}")
+        return
+    network = {"Open MPI": "--prtemca prte_if_include eth0"}.get(mpi.flavour, "-iface eth0")
+    if mpi.flavour == "Open MPI" and mpi.version < (5,):
+        network = "--mca oob_tcp_if_include eth0"
+    yield Finding(
+        "fault",
+        "mpirun to hosts",
+        seen,
+        "Its daemons connect to each other: let TCP on all ports pass between the hosts,\n"
+        f"or name the network that reaches all, such as: mpirun {network} ...",
+    )
 
 
 def _run(argv: Sequence[str]) -> subprocess.CompletedProcess:

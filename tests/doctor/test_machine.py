@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -147,6 +148,26 @@ def test_what_a_killed_notebook_has_left_is_told(findings, monkeypatch, tmp_path
 def test_a_host_that_cannot_be_reached_is_a_fault(findings):
     found = findings(machine._hosts, ["no-such-host.invalid"])
     assert ("fault", "no-such-host.invalid reachable") in found
+
+
+@pytest.mark.launcher
+def test_B25_an_mpirun_that_hangs_although_ssh_works_is_ended_and_told(
+    findings, cluster, firewall, monkeypatch
+):
+    """https://github.com/open-mpi/ompi/issues/12508: a daemon cannot connect back."""
+    for name, value in cluster.environ().items():
+        monkeypatch.setenv(name, value)
+    hosts = [node.name for node in cluster.nodes]
+    assert findings(machine._mpirun_to, hosts) == {
+        ("ok", "mpirun to hosts"): ("starts a rank on node1, node2", "")
+    }
+    monkeypatch.setattr(machine, "_DEADLINE_S", 6.0)
+    firewall(cluster.nodes[1], cluster.nodes[0], "sport 22")
+    assert all(level == "ok" for level, _ in findings(machine._hosts, hosts))
+    seen, fix = findings(machine._mpirun_to, hosts)["fault", "mpirun to hosts"]
+    assert re.match(r"Open MPI 5\S+ \(/\S+\) did not start a rank on each: ", seen)
+    assert "let TCP on all ports pass between the hosts" in fix
+    assert "mpirun --prtemca prte_if_include eth0" in fix
 
 
 def run(*args: str, **variables: str) -> subprocess.CompletedProcess:

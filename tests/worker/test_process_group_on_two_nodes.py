@@ -1,6 +1,5 @@
 """process_group on two real nodes: what cannot work ends on every rank in time, and says why."""
 
-import contextlib
 import re
 import subprocess
 import sys
@@ -123,32 +122,13 @@ def test_an_interface_of_the_users_that_leads_nowhere_is_kept_and_named(sum_up):
         assert "GLOO_SOCKET_IFNAME=lo: it must be, on each node, the interface" in text
 
 
-@contextlib.contextmanager
-def only_port_open(cluster, port: int):
-    """Let between the nodes nothing pass but what goes to node1's port, and the answers."""
+def test_where_only_the_masters_port_is_open_that_is_said(sum_up, firewall, cluster, free_port):
     first, second = cluster.nodes
-    for node, other, side in ((first, second, "sport"), (second, first, "dport")):
-        nobody = re.sub(r"\d+$", "200", other.address)  # gets all else; no card has its address
-        for words in (
-            f"neigh replace {nobody} lladdr 02:00:00:00:00:01 dev eth0 nud permanent",
-            f"route add {other.address} via {nobody} dev eth0 onlink table 100",
-            f"rule add pref 10 ipproto tcp {side} {port} lookup main",
-            "rule add pref 11 ipproto tcp lookup 100",
-        ):
-            subprocess.run(on_node(cluster, node.name, ["ip", *words.split()]), check=True)
-    try:
-        yield
-    finally:
-        for node in cluster.nodes:
-            for words in ("rule del pref 11", "rule del pref 10", "route flush table 100"):
-                subprocess.run(on_node(cluster, node.name, ["ip", *words.split()]), check=True)
-
-
-def test_where_only_the_masters_port_is_open_that_is_said(sum_up, cluster, free_port):
-    with only_port_open(cluster, free_port):
-        for text in sum_up(BOTH):
-            assert "met the other ranks at the master, but gloo could not connect them" in text
-            assert "GLOO_SOCKET_IFNAME=eth0" in text
+    firewall(first, second, f"sport {free_port}")
+    firewall(second, first, f"dport {free_port}")
+    for text in sum_up(BOTH):
+        assert "met the other ranks at the master, but gloo could not connect them" in text
+        assert "GLOO_SOCKET_IFNAME=eth0" in text
 
 
 def test_B20_a_master_that_is_not_rank_0s_node_is_refused_and_nothing_listens_there(sum_up):
