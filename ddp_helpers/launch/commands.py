@@ -38,6 +38,16 @@ class Job:
     max_restarts: int = 0  # how often torchrun's agents start ranks again that have failed
     env: Mapping[str, str] = field(default_factory=dict)  # must reach every rank
 
+    def __post_init__(self) -> None:
+        if callable(self.target):
+            name = self.target.__name__
+            file = f"{name if name.isidentifier() else 'train'}.py"
+            raise TypeError(
+                f"{name} is a function, but ranks are new processes, which run a file.\n"
+                f"Begin its cell with %%writefile {file}, call it in the last line, and then:"
+                f' Job("{file}")'
+            )
+
     @property
     def world_size(self) -> int:
         """The number of ranks on all hosts."""

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 try:
-    from .environment import LaunchEnvironment, LaunchEnvironmentError
+    from .environment import LaunchEnvironment, LaunchEnvironmentError, detect
     from .rendezvous import (
         RendezvousError,
         check_master,
@@ -31,7 +31,7 @@ try:
         wait_until_connected,
     )
 except ImportError:  # copied next to a script
-    from environment import LaunchEnvironment, LaunchEnvironmentError
+    from environment import LaunchEnvironment, LaunchEnvironmentError, detect
     from rendezvous import (
         RendezvousError,
         check_master,
@@ -52,7 +52,7 @@ def process_group(
     seconds, bounds the meeting of the ranks and every collective in the block. The group is
     destroyed when the block ends, however it ends.
 
-    Raises LaunchEnvironmentError for an address, port or backend that cannot work, before
+    Raises LaunchEnvironmentError for a rank, address, port or backend that cannot work, before
     waiting, and RendezvousError when the ranks have not met after timeout_s.
     Source: torch.distributed.init_process_group. Lesson: notebooks/01_processes_and_ranks.ipynb
     """
@@ -62,6 +62,7 @@ def process_group(
             "Leave the first `with process_group(...)` block, or call"
             " torch.distributed.destroy_process_group()."
         )
+    _check_rank(env)
     backend, device = _choose_backend(env, backend)
     deadline = time.monotonic() + timeout_s
     with interface_variables(check_master(env)):
@@ -73,6 +74,21 @@ def process_group(
         finally:
             wait_until_connected(env, store, timeout_s=5.0)
             dist.destroy_process_group()
+
+
+def _check_rank(env: LaunchEnvironment) -> None:
+    """Refuse a rank that is not the launcher's: others would wait for the one that is missing."""
+    try:
+        launched = detect()
+    except LaunchEnvironmentError:  # env was made by hand
+        return
+    if launched.launcher == env.launcher and launched.rank != env.rank:
+        hint = " (this is the local rank)" if env.rank == launched.local_rank else ""
+        raise LaunchEnvironmentError(
+            f"rank {env.rank}{hint} was given, but this process was started as rank"
+            f" {launched.rank} of {launched.world_size}.\n"
+            "Hand on what detect() returns as it is."
+        )
 
 
 def _choose_backend(env: LaunchEnvironment, backend: str | None) -> tuple[str, torch.device]:

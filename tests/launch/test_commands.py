@@ -309,6 +309,22 @@ def test_a_rank_gets_every_value_of_a_pasted_command_unchanged(tmp_path, launche
     assert seen == {"argv": [*first, *NASTY], "value": job.env["VALUE"]}
 
 
+@pytest.mark.parametrize("kind", ["named", "lambda"])
+def test_B47_a_function_of_a_notebook_is_refused_with_the_cell_to_write(kind):
+    """https://github.com/pytorch/pytorch/issues/55763: spawned ranks do not find it."""
+
+    def epoch():
+        pass
+
+    function, file = {"named": (epoch, "epoch.py"), "lambda": (lambda: 0, "train.py")}[kind]
+    with pytest.raises(TypeError) as caught:
+        Job(function, hosts=local(2))
+    seen, fix = str(caught.value).splitlines()
+    assert seen.endswith(" is a function, but ranks are new processes, which run a file.")
+    assert fix.startswith(f"Begin its cell with %%writefile {file}, call it in the last line")
+    assert fix.endswith(f'Job("{file}")')
+
+
 def test_a_command_is_a_frozen_value():
     command = HostCommand("node-a", ("python", "a b"), (("NAME", "x y"),))
     assert str(command) == "NAME='x y' python 'a b'"

@@ -204,6 +204,55 @@ def test_a_rank_that_raises_is_reported_while_others_are_blocked(environ, tmp_pa
     assert caught.value.traceback.endswith("\nValueError: deliberate")
 
 
+FRESH = """
+import os, sys
+assert "pytest" not in sys.modules
+import torch.distributed as dist
+assert not dist.is_initialized()
+print("rank", os.environ["RANK"])
+"""
+
+
+@pytest.mark.launcher
+def test_B49_ranks_are_fresh_processes_whatever_the_kernel_has_done(environ, tmp_path):
+    """https://github.com/huggingface/accelerate/issues/1751: a fork of a used process fails."""
+    import torch
+    import torch.distributed as dist
+
+    script = tmp_path / "fresh.py"
+    script.write_text(FRESH)
+    commands = plan("torchrun", Job(str(script), hosts=local(2)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        big = torch.ones(500, 500) @ torch.ones(500, 500)  # starts torch's threads
+        for _ in range(2):
+            output = run_local(commands, 60, False, environ)
+            lines = output.splitlines()
+            assert sorted(line[-6:] for line in lines) == ["rank 0", "rank 1"]
+        dist.all_reduce(big)
+        assert big[0, 0] == 500
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.launcher
+def test_B07_torchruns_variables_win_over_those_of_a_slurm_task_around_it(environ, tmp_path):
+    """https://github.com/Lightning-AI/pytorch-lightning/pull/11406: all think they are rank 0."""
+    script = tmp_path / "who.py"
+    script.write_text(
+        "from ddp_helpers.worker.environment import detect, explain\n"
+        "import os; env = detect()\n"
+        "os.write(1, f'{env.launcher} {env.rank} of {env.world_size}\\n'.encode())\n"
+    )
+    task = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun += ["--local-addr=127.0.0.1", str(script)]
+    done = subprocess.run(
+        torchrun, env={**environ, **task}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert sorted(done.stdout.splitlines()) == ["torchrun 0 of 2", "torchrun 1 of 2"]
+
+
 @pytest.mark.launcher
 @TWO_LAUNCHERS
 def test_the_first_traceback_is_found_among_interleaved_ones(environ, tmp_path, launcher):

@@ -120,6 +120,17 @@ def test_four_ranks_on_two_nodes_know_their_places_and_get_the_number(
     assert {(each["launcher"], each["world_size"]) for each in results} == {(flavour.launcher, 4)}
 
 
+def test_B17_rank_0_is_where_c10d_puts_it_and_that_is_told(cluster, run, tmp_path):
+    """https://github.com/pytorch/pytorch/issues/137402: c10d numbers the nodes by itself."""
+    args = ("--backend", "gloo", "--result_dir", str(tmp_path))
+    hosts = cluster.hosts(2)[::-1]
+    run(plan("torchrun", Job(message_passing.__name__, args, True, hosts, rdzv="c10d", env=ENV)))
+    places = [(each["host"], each["local_rank"]) for each in read_results(tmp_path)]
+    first, second = places[0][0], places[2][0]
+    assert {first, second} == {"node1", "node2"}
+    assert places == [(first, 0), (first, 1), (second, 0), (second, 1)]
+
+
 @pytest.fixture(scope="module")
 def parameters_on_one_machine():
     """The hash of the parameters that two ranks on this machine train."""

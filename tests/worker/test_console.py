@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from ddp_helpers.launch.mpi import find_mpirun
 from ddp_helpers.worker.console import (
     print_in_rank_order,
     progress,
@@ -76,6 +77,27 @@ def test_eight_hundred_lines_of_four_processes_arrive_whole(tmp_path):
     assert {(match[1], match[2]) for match in whole} == {
         (str(rank), str(number)) for rank in range(4) for number in range(200)
     }
+
+
+@launcher
+def test_B28_lines_are_whole_under_mpiruns_own_labels(tmp_path):
+    """https://github.com/open-mpi/ompi/issues/6948: a label in the middle of a line."""
+    script = tmp_path / "lines.py"
+    script.write_text(
+        "from ddp_helpers.worker.console import say\n"
+        "from ddp_helpers.worker.environment import detect\n"
+        "rank = detect().rank\n"
+        "for number in range(200): say(rank, f'line {number}')\n"
+    )
+    command = [find_mpirun().path, "-n", "4", "--oversubscribe", "--tag-output"]
+    command += [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    labelled = r"\[\d+,(\d)\]<stdout>: ?\[rank (\d)\] line (\d+)"
+    lines = [re.fullmatch(labelled, line) for line in done.stdout.splitlines()]
+    assert all(lines)
+    assert all(line[1] == line[2] for line in lines)
+    for rank in "0123":
+        assert [int(line[3]) for line in lines if line[2] == rank] == list(range(200))
 
 
 @launcher

@@ -140,6 +140,17 @@ def test_a_node_that_slurm_does_not_list_is_refused():
         detect({**SLURM, "SLURM_NODEID": "2"})
 
 
+def test_B01_the_local_rank_is_the_launchers_own_and_never_computed():
+    """https://github.com/LambdaLabsML/distributed-training-guide/issues/59"""
+    by_node = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}  # placed --map-by node
+    by_node |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    by_node |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    assert detect(by_node) == LaunchEnvironment("Open MPI", 1, 4, 0, 2, None, "10.0.0.1", 29500)
+    del by_node["OMPI_COMM_WORLD_LOCAL_RANK"]
+    with pytest.raises(LaunchEnvironmentError, match="OMPI_COMM_WORLD_LOCAL_RANK not set"):
+        detect(by_node)
+
+
 def test_explain_says_which_launcher_why_and_what_was_ignored():
     text = explain({**OPEN_MPI, **STALE, "SLURM_PROCID": "0"})
     assert text.splitlines()[0] == "launcher: Open MPI (because OMPI_COMM_WORLD_RANK is set)"

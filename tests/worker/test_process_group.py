@@ -13,11 +13,12 @@ launcher = pytest.mark.launcher
 
 ALL_REDUCE = """
 import sys, torch, torch.distributed as dist
+from dataclasses import replace
 from ddp_helpers.worker.console import short_errors
-from ddp_helpers.worker.environment import detect
+from ddp_helpers.worker.environment import LaunchEnvironmentError, detect
 from ddp_helpers.worker.process_group import process_group
 from ddp_helpers.worker.rendezvous import RendezvousError
-with short_errors(RendezvousError):
+with short_errors(LaunchEnvironmentError, RendezvousError):
     env = detect()
     for group in range(int(sys.argv[1])):
         with process_group(env, timeout_s=float(sys.argv[2])) as device:
@@ -148,6 +149,25 @@ def test_B19_a_port_in_use_is_named_with_its_owner():
         with pytest.raises(LaunchEnvironmentError, match=f"^MASTER_PORT={port} is in use on .*"):
             check_port(port)
     check_port(port)
+
+
+@launcher
+def test_B04_a_local_rank_given_as_the_rank_is_refused_at_once(start_ranks, free_port):
+    """https://github.com/pytorch/pytorch/issues/23074: ranks 0, 1, 0, 1 wait for 2 and 3."""
+    environments = [
+        by_hand(rank, 4, free_port, LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+        for rank in (2, 3)
+    ]
+    mistaken = ALL_REDUCE.replace(
+        "env = detect()", "env = detect(); env = replace(env, rank=env.local_rank)"
+    )
+    for rank, finished in zip((2, 3), start_ranks(mistaken, environments, "1", "10"), strict=True):
+        assert finished.status == 1
+        assert finished.output.startswith(
+            f"error: rank {rank % 2} (this is the local rank) was given, but this process was"
+            f" started as rank {rank} of 4.\n"
+        )
+        assert finished.seconds < 8
 
 
 @launcher
