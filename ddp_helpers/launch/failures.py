@@ -111,9 +111,12 @@ def _last_lines(lines: Sequence[Line], end: _Exit | None = None, count: int = 10
     if end:
         own = [li for li in lines if (li.command, li.local_rank) == (end.command, end.local_rank)]
     texts = [line.text for line in (end and own) or _before_report(lines) if line.text.strip()]
-    return "\n".join(texts[-count:])
+    # mpirun explains at length what may be wrong when its daemon on another node is not there.
+    reasons = [text for text in texts[:-count] if _NO_PROGRAM.search(text)]
+    return "\n".join([*reasons, *texts[-count:]])
 
 
+_NO_PROGRAM = re.compile(r"^\S+: .*: (?:No such file or directory|[Pp]ermission denied|not found)$")
 _LAUNCHER_REPORT = re.compile(r"[WE]\d{4} \S+ \d+ \S*torch/distributed/elastic/|-{70,}|={70,}")
 
 

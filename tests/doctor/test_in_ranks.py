@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
+from ddp_helpers.launch.mpi import find_mpirun
 from ddp_helpers.launch.practice_cluster import on_node, practice_cluster
 
 pytestmark = pytest.mark.launcher
@@ -283,6 +284,22 @@ def test_a_debian_hosts_file_is_named_before_it_hangs_a_script(examine, real_nod
     assert said.statuses == [0, 0]
     assert "warning  node2: its own name is 127.0.1.1 there" in said.text
     assert "On node2: export GLOO_SOCKET_IFNAME=eth0" in said.text
+
+
+def test_B27_ranks_that_mpirun_binds_to_one_core_are_told(require):
+    """https://github.com/tenstorrent/tt-metal/issues/33801: all threads on one core."""
+    require(os.cpu_count() > 1, "needs two cores")
+    mpirun = [find_mpirun().path, "-n", "2"]
+    done = subprocess.run(
+        [*mpirun, sys.executable, "-m", "ddp_helpers", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    seen = r"^warning  \S+: .*bound to one of \d+ cores"
+    assert re.search(seen, done.stdout, re.M), done.stdout
+    assert "Add to mpirun: --bind-to none" in done.stdout
 
 
 def test_two_healthy_nodes_are_healthy_and_their_link_is_measured(examine, cluster):

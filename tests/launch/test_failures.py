@@ -238,5 +238,12 @@ torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got sig
     assert first_failure(lines(("", stopped), ("[default1]", ROOT))).text == ROOT
 
 
+def test_a_program_that_is_not_there_is_told_before_the_last_lines():
+    missing = "bash: line 1: /opt/ddp/bin/prted: No such file or directory"
+    explained = [f"it may also be reason {number}" for number in range(20)]
+    output = [Line(text, 0) for text in ("started", missing, *explained)]
+    assert first_failure(output).text.splitlines() == [missing, *explained[-10:]]
+
+
 def test_no_output_gives_no_text():
     assert first_failure([]) == Failure(None, None, "")

@@ -1,6 +1,7 @@
 """launch --run across two real nodes: started together over ssh, and ended together."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,21 @@ def test_the_job_ends_on_both_nodes_with_the_process_that_runs_it(
             os.kill(pid, number)
     process.communicate(timeout=60)
     wait_until(lambda: not of_jobs(cluster), 20)
+
+
+@LAUNCHERS
+def test_B23_a_node_without_the_interpreter_is_named_with_the_path(start, cluster, launcher):
+    """https://github.com/mpi4py/mpi4py/issues/573: the environment is on one node only."""
+    folder = Path(sys.executable).parent
+    subprocess.run(on_node(cluster, "node2", ["mount", "-t", "tmpfs", "none", folder]), check=True)
+    try:
+        process = start(launcher, "say_here")
+        _, err = process.communicate(timeout=20)
+    finally:
+        subprocess.run(on_node(cluster, "node2", ["umount", folder]), check=True)
+    assert process.returncode == 1
+    assert re.search(rf"{folder}/(python|prted)'?: No such file or directory", err), err
+    assert "node2" in err
 
 
 def test_values_with_blanks_quotes_and_dollars_arrive_unchanged_and_run_nothing(cluster, tmp_path):
