@@ -196,13 +196,24 @@ def rank_server():
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def servers_on():
+    """Start one server of ranks for each node: with servers_on(cluster) as {name: RankServer}."""
+
+    @contextlib.contextmanager
+    def servers_on(cluster: Cluster):
+        servers = {node.name: RankServer(on_node(cluster, node.name, [])) for node in cluster.nodes}
+        yield servers
+        for server in servers.values():
+            server.stop()
+
+    return servers_on
+
+
 @pytest.fixture(scope="module")
-def node_servers(cluster):
-    """Return one server of ranks for each node, by its name."""
-    servers = {node.name: RankServer(on_node(cluster, node.name, [])) for node in cluster.nodes}
-    yield servers
-    for server in servers.values():
-        server.stop()
+def node_servers(cluster, servers_on):
+    with servers_on(cluster) as servers:
+        yield servers
 
 
 @pytest.fixture

@@ -47,36 +47,47 @@ class Said:
 
 
 @pytest.fixture
-def examine(free_port, running):
+def examine(free_port, running, tmp_path):
     """Run the doctor in ranks on a cluster's nodes, and wait for it; a stopped one is killed."""
 
-    def examine(cluster, ranks: list[Rank], world_size: int = 2, timeout_s=5) -> Said:
-        began = time.monotonic()
+    def examine(cluster, servers, ranks: list[Rank], world_size: int = 2, timeout_s=5) -> Said:
         before = running(cluster)
-        processes = [_start(cluster, one, world_size, timeout_s, free_port) for one in ranks]
-        texts = []
-        deadline = began + timeout_s + 40
-        for process in processes:
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.02)
-                others = [one for one in processes if one is not process and one.poll() is None]
-                if not others and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                    break  # it stays so, and all others have ended
-            deadline = min(deadline, time.monotonic() + timeout_s + 8)
-        statuses = [process.poll() for process in processes]
+        began = time.monotonic()
+        files = []
+        for number, one in enumerate(ranks):
+            script = tmp_path / f"doctor_{number}.py"
+            script.write_text(RANK.format(before=one.before))
+            args = ["doctor", "--timeout", str(timeout_s), *one.args]
+            server = servers[one.node or f"node{one.rank + 1}"]
+            files.append(server.start(script, 0, _variables(one, world_size, free_port), args))
+        deadline = began + timeout_s + 50
+        while time.monotonic() < deadline:
+            waiting = [ended for _, ended in files if not ended.exists()]
+            if len(waiting) <= len(_stopped(running(cluster) - before)):
+                break  # what is stopped stays so, and all others have ended
+            time.sleep(0.05)
         seconds = time.monotonic() - began
-        for _, pid in running(cluster) - before:  # a stopped one; the process here only waits
-            os.kill(pid, signal.SIGKILL)
-        for process in processes:
-            process.kill()  # nsenter stops with what it has started
-            texts.append(process.communicate()[0])
-        return Said("".join(texts), statuses, seconds)
+        for _, pid in running(cluster) - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        statuses = [int(e.read_text().split()[0]) if e.exists() else None for _, e in files]
+        return Said("".join(output.read_text() for output, _ in files), statuses, seconds)
 
     return examine
 
 
-def _start(cluster, one: Rank, world_size: int, timeout_s: float, port: int):
+def _stopped(found: set[tuple[str, int]]) -> list[int]:
+    stopped = []
+    for _, pid in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                stopped.append(pid)
+    return stopped
+
+
+def _variables(one: Rank, world_size: int, port: int) -> dict[str, str]:
     variables = {
+        **os.environ,
         "RANK": str(one.rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": "0",
@@ -86,17 +97,7 @@ def _start(cluster, one: Rank, world_size: int, timeout_s: float, port: int):
         "OMP_NUM_THREADS": "1",
         **one.environ,
     }
-    set_them = [f"{name}={value}" for name, value in variables.items() if value is not None]
-    # exec: the process to stop or kill is the rank itself.
-    argv = ["env", *set_them, sys.executable, "-c", RANK.format(before=one.before), "doctor"]
-    argv += ["--timeout", str(timeout_s), *one.args]
-    return subprocess.Popen(
-        on_node(cluster, one.node or f"node{one.rank + 1}", argv),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def both(**environ: str | None) -> list[Rank]:
@@ -107,6 +108,7 @@ OPEN_MPI = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 OPEN_MPI |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 TWO_HERE = {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": None}
+ALL_CORES = "import os, torch; torch.set_num_threads(os.cpu_count())"  # without OMP_NUM_THREADS
 ONE_CORE = "import os; os.sched_setaffinity(0, {0})"
 HANGS = (
     "import os, signal; from ddp_helpers.doctor import links;"
@@ -201,7 +203,10 @@ FAULTS = {
         ("warning", "node2", r"bound to one of \d+ cores", "--bind-to none"),
     ),
     "more threads than cores": (
-        [Rank(0, TWO_HERE), Rank(1, {**TWO_HERE, "LOCAL_RANK": "1"}, node="node1")],
+        [
+            Rank(0, TWO_HERE, ALL_CORES),
+            Rank(1, {**TWO_HERE, "LOCAL_RANK": "1"}, ALL_CORES, node="node1"),
+        ],
         ("warning", "node1", r"\d+ threads on \d+ cores \(2 ranks\)", "export OMP_NUM_THREADS="),
     ),
 }
@@ -222,9 +227,9 @@ OF_FACTS = {
     "name",
     [pytest.param(n, marks=[pytest.mark.long] if n in OF_FACTS else []) for n in FAULTS],
 )
-def test_a_planted_fault_is_named_with_its_place_and_its_cure(examine, cluster, name):
+def test_a_planted_fault_is_named_with_its_place_and_its_cure(examine, cluster, node_servers, name):
     ranks, (level, where, seen, fix) = FAULTS[name]
-    said = examine(cluster, ranks)
+    said = examine(cluster, node_servers, ranks)
     pattern = rf"^{level} +{where}\S*: .*?{seen}.*?fix: .*?{fix}"
     assert re.search(pattern, said.text, re.M | re.S), said.text
     assert "Traceback" not in said.text
@@ -236,14 +241,14 @@ def test_a_planted_fault_is_named_with_its_place_and_its_cure(examine, cluster, 
 
 
 def test_a_port_that_is_taken_is_named_with_its_owner(
-    examine, cluster, running, free_port, wait_until
+    examine, cluster, node_servers, running, free_port, wait_until
 ):
     code = f"import socket, time; s = socket.create_server(('', {free_port})); time.sleep(60)"
     before = running(cluster)
     holder = subprocess.Popen(on_node(cluster, "node1", [sys.executable, "-c", code]))
     try:
         wait_until(lambda: _listens(cluster.nodes[0].address, free_port))
-        said = examine(cluster, both())
+        said = examine(cluster, node_servers, both())
     finally:
         for _, pid in running(cluster) - before:
             os.kill(pid, signal.SIGKILL)
@@ -262,13 +267,16 @@ def _listens(address: str, port: int) -> bool:
     return False
 
 
-def test_a_link_between_two_nodes_that_drops_packets_is_named(examine, real_nodes):
-    with practice_cluster(f"link-{os.getpid()}", nodes=3) as cluster:
+def test_a_link_between_two_nodes_that_drops_packets_is_named(examine, servers_on, real_nodes):
+    with (
+        practice_cluster(f"link-{os.getpid()}", nodes=3) as cluster,
+        servers_on(cluster) as servers,
+    ):
         # node2 sends what is for node3 to a card that is not there; the way to node1 is whole.
         address = cluster.nodes[2].address
         wrong = ["ip", "neigh", "replace", address, "lladdr", "02:00:00:00:00:01", "dev", "eth0"]
         subprocess.run(on_node(cluster, "node2", [*wrong, "nud", "permanent"]), check=True)
-        said = examine(cluster, [Rank(rank) for rank in range(3)], world_size=3)
+        said = examine(cluster, servers, [Rank(rank) for rank in range(3)], world_size=3)
     assert said.statuses == [1, 1, 1]
     assert f"FAULT    node2 to node3: rank 1 cannot connect to rank 2 at {address}: no reply" in (
         said.text
@@ -276,11 +284,11 @@ def test_a_link_between_two_nodes_that_drops_packets_is_named(examine, real_node
     assert "node1 to" not in said.text.partition("FAULT")[2]
 
 
-def test_a_debian_hosts_file_is_named_before_it_hangs_a_script(examine, real_nodes):
-    with practice_cluster(f"debian-{os.getpid()}") as cluster:
+def test_a_debian_hosts_file_is_named_before_it_hangs_a_script(examine, servers_on, real_nodes):
+    with practice_cluster(f"debian-{os.getpid()}") as cluster, servers_on(cluster) as servers:
         hosts = cluster.folder / "node2.hosts"
         hosts.write_text(f"127.0.1.1 node2\n{hosts.read_text()}")
-        said = examine(cluster, both())
+        said = examine(cluster, servers, both())
     assert said.statuses == [0, 0]
     assert "warning  node2: its own name is 127.0.1.1 there" in said.text
     assert "On node2: export GLOO_SOCKET_IFNAME=eth0" in said.text
@@ -302,8 +310,8 @@ def test_B27_ranks_that_mpirun_binds_to_one_core_are_told(require):
     assert "Add to mpirun: --bind-to none" in done.stdout
 
 
-def test_two_healthy_nodes_are_healthy_and_their_link_is_measured(examine, cluster):
-    said = examine(cluster, both())
+def test_two_healthy_nodes_are_healthy_and_their_link_is_measured(examine, cluster, node_servers):
+    said = examine(cluster, node_servers, both())
     assert said.statuses == [0, 0]
     assert "ok       job: 2 ranks on 2 nodes work together" in said.text
     assert re.search(r"^node1 to node2: \d+\.\d\d ms round trip, \d+\.\d Gbit/s$", said.text, re.M)
@@ -312,11 +320,12 @@ def test_two_healthy_nodes_are_healthy_and_their_link_is_measured(examine, clust
     assert rows == [("0", "node1"), ("1", "node2")]
 
 
-def test_the_rate_of_a_slow_link_is_measured(examine, real_nodes):
-    with practice_cluster(f"rate-{os.getpid()}", rate="200mbit") as cluster:
+def test_the_rate_of_a_slow_link_is_measured(examine, servers_on, real_nodes):
+    rate = practice_cluster(f"rate-{os.getpid()}", rate="200mbit")
+    with rate as cluster, servers_on(cluster) as servers:
         ranks = both()
         ranks[0].args = ("--json",)
-        said = examine(cluster, ranks)
+        said = examine(cluster, servers, ranks)
     document = json.loads(said.text[: said.text.rindex("}") + 1])
     assert document["healthy"] is True
     [link] = document["speeds"]
