@@ -168,10 +168,10 @@ def _with_bridge(cluster: Cluster, number: int) -> Cluster:
         # The name is taken by making it: of two clusters that start together one goes on.
         ip, folder = _which("ip"), cluster.folder
         add = [ip, "link", "add", bridge, "type", "bridge"]
-        if _run(add, check=False, folder=folder).returncode:
+        if _run(add, check=False).returncode:
             continue
-        _run([ip, "address", "add", f"{network[254]}/24", "dev", bridge], folder=folder)
-        _run([ip, "link", "set", bridge, "alias", str(folder), "up"], folder=folder)
+        _run([ip, "address", "add", f"{network[254]}/24", "dev", bridge])
+        _run([ip, "link", "set", bridge, "alias", str(folder), "up"])
         return planned
     raise ClusterError("no free network of 10.77.0.0/16: every /24 of it is in use here.")
 
@@ -258,7 +258,7 @@ def _connect(cluster: Cluster, node: Node, link: str) -> None:
     """Give node its eth0, the other end of a cable into the bridge, limited on both ends."""
     pid, ip = str(_first_pid(cluster.folder, node.name)), _which("ip")
     cable = [ip, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", pid]
-    _run(cable, folder=cluster.folder)
+    _run(cable)
     if cluster.rate:
         number, unit = _RATE.fullmatch(cluster.rate).groups()
         bits = int(number) * {"k": 10**3, "m": 10**6, "g": 10**9}[unit]
@@ -334,14 +334,10 @@ def _which(program: str) -> str | None:
     return shutil.which(program, path=_path())
 
 
-def _run(
-    argv: list[str], check: bool = True, folder: Path | None = None
-) -> subprocess.CompletedProcess:
-    """Run argv; folder marks it as part of a cluster, so that down finds it after a killed up."""
-    mark = {_MARK: f"{folder}/up"} if folder else {}
+def _run(argv: list[str], check: bool = True) -> subprocess.CompletedProcess:
     done = subprocess.run(
         argv,
-        env={**os.environ, **mark},
+        close_fds=False,  # it holds the lock of the clusters: down waits for what a killed up began
         capture_output=True,
         text=True,
         timeout=_DEADLINE_S,

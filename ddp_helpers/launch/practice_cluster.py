@@ -147,6 +147,7 @@ def _folders_locked() -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):  # removed by another down meanwhile
             descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.set_inheritable(descriptor, True)  # namespaces._run hands it on
             if parent.stat().st_ino != os.fstat(descriptor).st_ino:
                 os.close(descriptor)
                 descriptor = None

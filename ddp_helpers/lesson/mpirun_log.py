@@ -24,6 +24,8 @@ def why_not_started(log: str, n: int) -> str:
 
 def why_ended(log: str, rank_of: Mapping[int, int]) -> str:
     """Return which rank's process ended first, and how. rank_of: process number -> rank."""
+    if match := re.search(r"lost communication.*Remote daemon:.*? on node (\S+)", log, re.S):
+        return f"{match[1]} does not answer any more"
     who, how = "a rank", "ended"
     if match := re.search(r"process rank (\d+) with PID.*exited on\s+signal (\d+)", log, re.S):
         who, how = f"rank {match[1]}", _by_signal(match[2])

@@ -54,7 +54,9 @@ def test_every_rank_of_both_nodes_is_heard_and_the_status_is_0(start, tmp_path, 
     process = start(launcher, "say_here")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
-    assert sorted(out.splitlines()) == ["[rank 0] on node1", "[rank 1] on node2"]
+    # Now and then Open MPI 5 adds a warning of its own: "setpgid failed in parent".
+    lines = [line for line in out.splitlines() if line.startswith("[rank")]
+    assert sorted(lines) == ["[rank 0] on node1", "[rank 1] on node2"]
 
 
 @LAUNCHERS

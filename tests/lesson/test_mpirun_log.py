@@ -50,6 +50,23 @@ def test_the_rank_that_ended_first_is_named_with_how(log, expected):
     assert why_ended(log, {30328: 1, 30329: 2}) == f"{expected}; mpirun ended the others"
 
 
+OPEN_MPI_5_LOST = """
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-vm-7699@0,0] on node vm
+  Remote daemon: [prterun-vm-7699@0,2] on node node2
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and
+therefore will terminate the job.
+"""
+
+
+def test_a_node_that_is_lost_is_named():
+    assert why_ended(OPEN_MPI_5_LOST, {}) == "node2 does not answer any more"
+
+
 def test_what_mpirun_says_otherwise_is_handed_on():
     log = 'warning\n-----\nrank 1 on node1 is calling "abort"\n'
     assert why_ended(log, {}) == (
