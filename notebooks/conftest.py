@@ -11,13 +11,14 @@ from ddp_helpers.lesson import processes
 from ddp_helpers.lesson.nodes import why_no_nodes
 
 IPYTHONDIR = pytest.StashKey[str]()
+NEED_NODES = ("06_two_nodes", "08_when_it_hangs")
 
 
 def pytest_collection_modifyitems(items):
     lessons = [item for item in items if item.path.suffix == ".ipynb"]
     for item in lessons:
         item.add_marker(pytest.mark.launcher)  # nearly every lesson starts engines
-    on_nodes = [item for item in lessons if item.path.stem == "06_two_nodes"]
+    on_nodes = [item for item in lessons if item.path.stem in NEED_NODES]
     # In CI it runs and fails, so that it is not lost.
     if on_nodes and os.environ.get("CI") != "true" and (reason := why_no_nodes()):
         for item in on_nodes:

@@ -5,7 +5,7 @@
     nodes.stop()
 
 They are a practice cluster, and end with the notebook's kernel.
-Lesson: notebooks/06_two_nodes.ipynb
+Lesson: notebooks/06_two_nodes.ipynb, notebooks/08_when_it_hangs.ipynb
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Pictures of what really ran: who sent to whom, who got which samples, gradients, placement.
+"""Pictures of what really ran: who sent to whom, who got which samples, gradients, waiting.
 
     message_diagram([(0, 1, "42"), (0, 2, "42")])       # sender, receiver, label
     sampler_plot([[[0, 2], [1, 3]], [[3, 0], [2, 1]]])  # epochs -> ranks -> samples
     gradients_plot(engines.pull("before"), engines.pull("after")[0])
     placement_plot(read_results("results"))
     job_plot("torchrun train.py", read_results("results"), "loss")
+    timeline_plot([(0, 0.0, 0.4, "batch 1"), (1, 0.0, 2.4, "batch 1")])
 
 Each returns its figure, closed, so that a notebook shows it once: as the last line of a cell.
 Every rank has the same colour and hatching in all of them.
@@ -161,6 +162,21 @@ def job_plot(command: str, results: Sequence[Mapping[str, Any]], field: str) -> 
     for x, head in {**heads, 2.31: "results", 2.95: "one file each"}.items():
         axes.text(x, -0.75, head, weight="bold", **text)
     axes.set(xlim=(-0.45, 3.35), ylim=(len(results) - 0.4, -1), xticks=[], yticks=[])
+    return _finished(figure, axes)
+
+
+def timeline_plot(spans: Sequence[tuple[int, float, float, str]]) -> Figure:
+    """Draw when each rank was where: a row per rank, a bar per (rank, begin_s, end_s, label)."""
+    ranks = sorted({rank for rank, *_ in spans})
+    figure, axes = plt.subplots(figsize=(9, 1.0 + 0.6 * len(ranks)), layout="constrained")
+    for rank, begin_s, end_s, label in spans:
+        y = ranks.index(rank)
+        axes.add_patch(Rectangle((begin_s, y - 0.36), end_s - begin_s, 0.72, **_style(rank)))
+        middle = (begin_s + end_s) / 2
+        axes.text(middle, y, label, ha="center", va="center", bbox=_BEHIND)
+    last_s = max((end_s for _, _, end_s, _ in spans), default=1)
+    axes.set(xlim=(0, 1.02 * last_s), ylim=(max(len(ranks), 1) - 0.5, -0.5), xlabel="seconds")
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     return _finished(figure, axes)
 
 

@@ -131,7 +131,7 @@ def explain(environ: Mapping[str, str] = os.environ) -> str:
     if launcher is None:
         lines = ["launcher: python (no launcher's variables found: rank 0 of 1)"]
     else:
-        used = [*launcher.variables.values(), "MASTER_ADDR", "MASTER_PORT"]
+        used = [*launcher.markers, *launcher.variables.values(), "MASTER_ADDR", "MASTER_PORT"]
         marker = next(name for name in launcher.markers if name in environ)
         lines = [f"launcher: {launcher.name} (because {marker} is set)"]
         for field, name in launcher.variables.items():

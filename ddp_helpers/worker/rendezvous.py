@@ -92,10 +92,12 @@ def _interface_beyond_loopback(env: LaunchEnvironment, address: str) -> str | No
     on_purpose = address.startswith("127.") and address not in ("127.0.0.1", "127.0.1.1")
     if on_purpose or env.launcher == "torchrun":
         return network.interface_to(address)
+    # Another rank's node may not be rank 0's: its addresses would be the next mistake.
+    which = f"; this node has: {_own_addresses()}" if env.rank == 0 else ": rank 0 lists them"
     raise LaunchEnvironmentError(
         f"MASTER_ADDR={env.master_addr} is {address}, a loopback address, but the job spans nodes"
         f" ({env.local_world_size} of {env.world_size} ranks here).\n"
-        f"Set MASTER_ADDR to an address of rank 0's node; this node has: {_own_addresses()}."
+        f"Set MASTER_ADDR to an address of rank 0's node{which}."
     )
 
 

@@ -15,6 +15,7 @@ from ddp_helpers.lesson.plots import (
     message_diagram,
     placement_plot,
     sampler_plot,
+    timeline_plot,
 )
 
 PLACES = [
@@ -70,6 +71,15 @@ def test_every_rank_is_placed_on_its_host_at_its_local_rank():
     assert places == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
+def test_a_rank_has_a_row_with_a_bar_for_each_of_its_spans():
+    figure = timeline_plot([(3, 0.5, 2.5, "waits"), (1, 0.0, 0.5, "works"), (1, 0.5, 0.6, "left")])
+    assert row_names(figure) == ["rank 1", "rank 3"]
+    bars = [(bar.get_x(), bar.get_width(), bar.get_y()) for bar in figure.axes[0].patches]
+    assert bars == [(0.5, 2.0, 0.64), (0.0, 0.5, -0.36), (0.5, pytest.approx(0.1), -0.36)]
+    assert words(figure) == ["waits", "works", "left"]
+    assert figure.axes[0].get_ylim() == (1.5, -0.5)  # the first rank on top
+
+
 def test_a_job_is_one_command_its_ranks_and_the_file_of_each():
     results = [{**place, "world_size": 4, "loss": place["rank"] / 2} for place in PLACES]
     written = words(job_plot("torchrun train.py", results, "loss"))
@@ -101,6 +111,8 @@ def test_ranks_are_told_apart_by_colour_and_by_hatching():
         lambda: gradients_plot([[1.0]], [1.0]),
         lambda: placement_plot(PLACES[:1]),
         lambda: job_plot("python", [{"rank": 0, "local_rank": 0, "world_size": 1, "x": 1}], "x"),
+        lambda: timeline_plot([]),
+        lambda: timeline_plot([(0, 0.0, 1.0, "")]),
     ],
 )
 def test_the_smallest_pictures_are_drawn_and_no_figure_is_left_open(draw, tmp_path):

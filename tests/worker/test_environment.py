@@ -159,6 +159,12 @@ def test_explain_says_which_launcher_why_and_what_was_ignored():
         assert f"ignored: {ignored}" in text.splitlines()
 
 
+def test_explain_does_not_call_ignored_what_it_has_found_the_launcher_by():
+    text = explain(TORCHRUN)
+    assert "(because TORCHELASTIC_RUN_ID is set)" in text
+    assert "ignored" not in text
+
+
 def test_B07_explain_names_the_slurm_variables_a_plain_run_ignores():
     """https://github.com/Lightning-AI/pytorch-lightning/pull/11406: SLURM_PROCID beats the rank."""
     text = explain(SLURM_SHELL)

@@ -137,6 +137,19 @@ def test_a_master_that_cannot_work_is_refused_before_waiting(env, message):
     assert len(str(caught.value).splitlines()) <= 3
 
 
+@pytest.mark.parametrize(
+    ("rank", "ending"), [(0, "; this node has: 10.0.0.1."), (1, ": rank 0 lists them.")]
+)
+def test_only_rank_0_offers_its_addresses_and_none_that_others_cannot_use(
+    monkeypatch, rank, ending
+):
+    own = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("eth0", "fe80::1")]
+    monkeypatch.setattr("ddp_helpers.worker.network.own_addresses", lambda: own)
+    with pytest.raises(LaunchEnvironmentError) as caught:
+        check_master(LaunchEnvironment("Open MPI", rank, 2, 0, 1, None, "127.0.0.1", 29500))
+    assert str(caught.value).endswith(f"an address of rank 0's node{ending}")
+
+
 def test_a_loopback_master_is_right_for_one_node():
     env = LaunchEnvironment("environment", 1, 2, 1, 2, None, "localhost", 29500)
     assert check_master(env) in ("lo", "lo0", None)
