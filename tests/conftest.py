@@ -172,8 +172,13 @@ class RankServer:
             [*prefix, sys.executable, str(Path(__file__).with_name("rank_server.py"))],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
         )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it runs, on its node, and has imported torch."""
+        assert self._process.stdout.readline() == "ready\n"
 
     def start(self, script: Path, number: int, environ: dict[str, str], args: Sequence[str]):
         """Start a rank; return the file of its output, and that of its end when it has ended."""
@@ -187,11 +192,13 @@ class RankServer:
     def stop(self) -> None:
         self._process.stdin.close()
         self._process.wait(timeout=20)
+        self._process.stdout.close()
 
 
 @pytest.fixture(scope="session")
 def rank_server():
     server = RankServer()
+    server.wait_until_ready()
     yield server
     server.stop()
 
@@ -203,6 +210,8 @@ def servers_on():
     @contextlib.contextmanager
     def servers_on(cluster: Cluster):
         servers = {node.name: RankServer(on_node(cluster, node.name, [])) for node in cluster.nodes}
+        for server in servers.values():
+            server.wait_until_ready()
         yield servers
         for server in servers.values():
             server.stop()

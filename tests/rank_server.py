@@ -3,7 +3,7 @@
 The fixtures of tests/conftest.py start it, here or on a node of a practice cluster. A request is a
 line of JSON on its input: script, args, environ (all of it), cwd, and output, a file NAME.log. The
 rank's process number goes to NAME.pid and, when it has ended, its exit status and seconds to
-NAME.ended. The server ends when its input does.
+NAME.ended. The server prints "ready" first, and ends when its input does.
 """
 
 import gc
@@ -43,6 +43,7 @@ def next_rank() -> dict:
 # A rank that ends would otherwise copy all these objects to look for garbage among them.
 gc.collect()
 gc.freeze()
+print("ready", flush=True)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who wait for a rank are not waited for
 rank = next_rank()
 output = os.open(rank["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
