@@ -54,8 +54,8 @@ def examine(free_port, running, tmp_path):
         before = running(cluster)
         began = time.monotonic()
         files = []
-        for number, one in enumerate(ranks):
-            script = tmp_path / f"doctor_{number}.py"
+        for one in ranks:
+            script = tmp_path / f"doctor_{len(list(tmp_path.glob('doctor_*.py')))}.py"
             script.write_text(RANK.format(before=one.before))
             args = ["doctor", "--timeout", str(timeout_s), *one.args]
             server = servers[one.node or f"node{one.rank + 1}"]
@@ -318,6 +318,15 @@ def test_two_healthy_nodes_are_healthy_and_their_link_is_measured(examine, clust
     assert not re.search("FAULT|warning", said.text)
     rows = re.findall(r"^(\d)\s+(node\d)\s+0\s+cpu\s+eth0 10\.77\S+\s+/", said.text, re.M)
     assert rows == [("0", "node1"), ("1", "node2")]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_fifty_healthy_runs_in_a_row_find_nothing(examine, cluster, node_servers):
+    for _ in range(50):
+        said = examine(cluster, node_servers, both())
+        assert said.statuses == [0, 0], said.text
+        assert not re.search("FAULT|warning", said.text), said.text
 
 
 def test_the_rate_of_a_slow_link_is_measured(examine, servers_on, real_nodes):

@@ -212,6 +212,25 @@ print("waited" if left > 0.5 else "left at once")
 
 
 @launcher
+def test_torchs_debug_mode_names_shapes_that_differ_on_every_rank(start_ranks, free_port):
+    code = """
+import torch, torch.distributed as dist
+from ddp_helpers.worker.environment import detect
+from ddp_helpers.worker.process_group import process_group
+dist.set_debug_level_from_env()  # as import torch does it
+env = detect()
+with process_group(env, timeout_s=20):
+    dist.all_reduce(torch.ones(1 + env.rank))
+"""
+    debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for rank in start_ranks(code, [by_hand(rank, 2, free_port, **debug) for rank in (0, 1)]):
+        assert rank.status == 1
+        assert "Detected mismatch between collectives" in rank.output
+        assert "TensorShape=[1]" in rank.output
+        assert "TensorShape=[2]" in rank.output
+
+
+@launcher
 def test_a_rank_that_never_starts_is_named_on_every_other(start_ranks, free_port):
     environments = [by_hand(rank, 3, free_port) for rank in (0, 2)]
     for finished in start_ranks(ALL_REDUCE, environments, "1", "3"):

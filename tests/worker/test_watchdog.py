@@ -83,6 +83,16 @@ def test_ranks_that_wait_for_one_that_is_elsewhere_say_where_each_is(fail):
     assert "is in no collective" not in ranks[2].output  # one rank tells
 
 
+def test_ranks_in_different_collectives_are_told_with_the_call_of_each(fail):
+    ranks = fail("dist.recv(torch.ones(1), src=0)")
+    assert [rank.status for rank in ranks] == [1, 1, 1]
+    table = ranks[0].output
+    assert re.search(r"rank 1 on \S+ \(pid \d+\) is in recv\(\) at ranks_0.py line 17", table), (
+        table
+    )
+    assert re.search(r"rank 2 on \S+ \(pid \d+\) is in barrier\(\) at ranks_0.py line 11", table)
+
+
 def test_a_rank_that_stands_still_is_named(fail):
     end = "import subprocess; subprocess.Popen(['sh', '-c', f'sleep 9; kill -9 {os.getpid()}'])"
     ranks = fail(f"{end}; os.kill(os.getpid(), signal.SIGSTOP)")
