@@ -1,7 +1,7 @@
 # make lab    set up, open the lessons in JupyterLab
 # make demo   set up, run the main job under every launcher, without a browser
 # make test   set up, run every test and every notebook
-# make faults set up, run the long trials, of which make test has a sample
+# make faults set up, run the long trials (half an hour), of which make test has a sample
 #
 # Each target sets up .venv when it is missing or older than pyproject.toml, and only then.
 
@@ -34,7 +34,7 @@ test: $(READY)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -m "not launcher and not cuda" tests
 
-# Ranks that are killed, stopped, raise, exit or leave out a collective, under every launcher.
+# Failing ranks under every launcher, killed kernels, the doctor fifty times, checkpoints.
 faults: $(READY)
 	$(BIN)/python -m pytest -m long -s tests
 

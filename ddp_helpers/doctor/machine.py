@@ -28,6 +28,7 @@ from ddp_helpers.worker import network
 from ddp_helpers.worker.rendezvous import check_port
 
 _DEADLINE_S = 20.0  # for each program that is started
+_LASTS = ("import time; time.sleep(1)",)  # Open MPI 5.0.11 may miss an end that comes at once
 _MPI4PY = """\
 import mpi4py; mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -102,7 +103,7 @@ def _mpi() -> Iterator[Finding]:
 
 
 def _mpirun_starts(mpi: Mpi) -> Iterator[Finding]:
-    job = Job("-c", ("pass",), hosts=local(2))
+    job = Job("-c", _LASTS, hosts=local(2))
     said = _run(mpirun(job, mpi)[0].argv)
     if said.returncode == 0:
         yield Finding("ok", "mpirun", str(mpi))
@@ -235,9 +236,7 @@ def _mpirun_to(hosts: Sequence[str]) -> Iterator[Finding]:
         check_root(mpi)
     except (LauncherNotFound, LauncherRefused):
         return  # told already
-    # One that lasts: Open MPI 5.0.11 may miss the end of a program that ends at once.
-    program = ("import time; time.sleep(1)",)
-    job = Job("-c", program, hosts=tuple(Host(name, 1) for name in hosts))
+    job = Job("-c", _LASTS, hosts=tuple(Host(name, 1) for name in hosts))
     try:
         run_local(mpirun(job, mpi), timeout_s=_DEADLINE_S, echo=False)
     except JobFailed as failed:

@@ -17,7 +17,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -28,6 +30,8 @@ except ImportError:  # copied next to a script
     import network
     from environment import LaunchEnvironment, LaunchEnvironmentError
 
+
+T = TypeVar("T")
 
 _ALL_HERE = "all here"
 
@@ -249,22 +253,48 @@ def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) ->
     # torchrun's agent keeps its store when it starts the ranks again. A store of rank 0's is new
     # then, and agents of several nodes may have counted different numbers of restarts.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _agent_serves_store() else "0"
-    store = dist.PrefixStore(f"ddp_helpers/{attempt}", store)
+    job = dist.PrefixStore(f"ddp_helpers/{attempt}", store)
     me = f"pid {os.getpid()} on {socket.gethostname()}"
-    group = store.add(f"groups of rank {env.rank}", 1)  # this process's first group, second, ...
-    if group == 1:
-        store.set(f"who is rank {env.rank}", me)
-    elif (other := store.get(f"who is rank {env.rank}").decode()) != me:
+    if job.add(f"groups of rank {env.rank}", 1) == 1:
+        job.set(f"who is rank {env.rank}", me)
+    elif (other := job.get(f"who is rank {env.rank}").decode()) != me:
         raise RendezvousError(
             f"rank {env.rank} was started twice: {other}, and {me}.\n"
             "Stop the older job, or give each job a MASTER_PORT of its own."
         )
-    store = dist.PrefixStore(f"group {group}", store)
+    store = _open_group(job) if env.rank == 0 else _find_group(env, job, deadline)
     store.set(f"rank {env.rank}", f"{env.world_size} ({me})")
     verdict = _count_ranks(env, store, deadline) if env.rank == 0 else _hear(env, store, deadline)
     if verdict != _ALL_HERE:
         raise RendezvousError(verdict)
     return store
+
+
+def _open_group(job: dist.Store) -> dist.Store:
+    return dist.PrefixStore(f"group {job.add('groups', 1)}", job)
+
+
+def _find_group(env: LaunchEnvironment, job: dist.Store, deadline: float) -> dist.Store:
+    """On other ranks: return the store of rank 0's newest group, once there is one to join.
+
+    A group that some ranks have waited for alone is over: it is not taken for the next one.
+    """
+    joined = f"last group of rank {env.rank}"
+    last = job.add(joined, 0)
+
+    def newest() -> int:
+        number = job.add("groups", 0)
+        over = number <= last or job.check([f"group {number}/verdict"])
+        return 0 if over else number
+
+    number = _until(newest, deadline)
+    if not number:
+        raise RendezvousError(
+            f"rank {env.rank}: rank 0 did not come in time.\n"
+            "Look at its output: it has not started, has failed, or waits elsewhere."
+        )
+    job.add(joined, number - last)
+    return dist.PrefixStore(f"group {number}", job)
 
 
 def _count_ranks(env: LaunchEnvironment, store: dist.Store, deadline: float) -> str:
@@ -303,13 +333,18 @@ def _hear(env: LaunchEnvironment, store: dist.Store, deadline: float) -> str:
 def _wait(store: dist.Store, keys: list[str], deadline: float) -> bool:
     """Return True as soon as the store has all keys, False when the deadline passes first."""
     # store.wait would print warnings of its own when the time is up.
+    return _until(lambda: store.check(keys), deadline)
+
+
+def _until(condition: Callable[[], T], deadline: float) -> T:
+    """Return condition() as soon as it is true, or as it is when the deadline passes."""
     began = time.monotonic()
-    while not store.check(keys):
+    while not (value := condition()):
         now = time.monotonic()
         if now > deadline:
-            return False
+            break
         time.sleep(min(max((now - began) / 20, 0.0001), 0.2))
-    return True
+    return value
 
 
 def _here(env: LaunchEnvironment, store: dist.Store) -> list[int]:

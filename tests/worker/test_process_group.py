@@ -240,6 +240,37 @@ def test_a_rank_that_never_starts_is_named_on_every_other(start_ranks, free_port
 
 
 @launcher
+@pytest.mark.parametrize("alone", [0, 1])
+def test_after_a_rank_has_waited_for_a_group_alone_the_next_one_holds_all(start_ranks, alone):
+    code = """
+import sys, time
+from pathlib import Path
+from ddp_helpers.worker.environment import detect
+from ddp_helpers.worker.process_group import process_group
+from ddp_helpers.worker.rendezvous import RendezvousError
+env = detect()
+tried = Path("tried")
+for turn in range(3):
+    if turn == 1 and env.rank != int(sys.argv[1]):
+        continue
+    while turn == 2 and not tried.exists():
+        time.sleep(0.01)
+    try:
+        with process_group(env, timeout_s=0.5 if turn == 1 else 30):
+            print("met")
+    except RendezvousError as error:
+        print(error)
+        tried.touch()
+"""
+    ranks = start_ranks(code, 2, str(alone))
+    assert ranks[1 - alone].output == "met\nmet\n"
+    met, *missing, again = ranks[alone].output.splitlines()
+    assert met == again == "met"
+    named = {0: "1 of 2 ranks came in time; missing: rank 1.", 1: "rank 1: rank 0 did not come"}
+    assert missing[0].startswith(named[alone])
+
+
+@launcher
 def test_without_rank_0_the_others_say_where_they_looked(start_ranks, free_port):
     (finished,) = start_ranks(ALL_REDUCE, [by_hand(1, 2, free_port)], "1", "2")
     assert finished.status == 1

@@ -87,7 +87,7 @@ def test_ranks_in_different_collectives_are_told_with_the_call_of_each(fail):
     ranks = fail("dist.recv(torch.ones(1), src=0)")
     assert [rank.status for rank in ranks] == [1, 1, 1]
     table = ranks[0].output
-    assert re.search(r"rank 1 on \S+ \(pid \d+\) is in recv\(\) at ranks_0.py line 17", table), (
+    assert re.search(r"rank 1 on \S+ \(pid \d+\) is in recv\(\) at ranks_0.py line 18", table), (
         table
     )
     assert re.search(r"rank 2 on \S+ \(pid \d+\) is in barrier\(\) at ranks_0.py line 11", table)
