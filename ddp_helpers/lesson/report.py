@@ -26,7 +26,7 @@ _LIBRARIES = tuple(
 # gloo's words on a rank that was waiting for one that has left: which of them is chance.
 _LOST = re.compile(r"connection (was )?(closed|reset)|broken pipe", re.IGNORECASE)
 # What a rank says when it is another rank that failed first.
-_CONSEQUENCE = re.compile(f"{_LOST.pattern}|timed? ?out|came in time|no answer", re.IGNORECASE)
+_CONSEQUENCE = re.compile(f"{_LOST.pattern}|timed? ?out|c[ao]me in time|no answer", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

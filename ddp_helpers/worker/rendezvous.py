@@ -291,7 +291,7 @@ def _find_group(env: LaunchEnvironment, job: dist.Store, deadline: float) -> dis
     if not number:
         raise RendezvousError(
             f"rank {env.rank}: rank 0 did not come in time.\n"
-            "Look at its output: it has not started, has failed, or waits elsewhere."
+            "Look at the output of rank 0: it has not started, has failed, or waits elsewhere."
         )
     job.add(joined, number - last)
     return dist.PrefixStore(f"group {number}", job)
