@@ -34,7 +34,7 @@ test: $(READY)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -m "not launcher and not cuda" tests
 
-# Failing ranks under every launcher, killed kernels, the doctor fifty times, checkpoints.
+# Failing ranks under every launcher, the doctor fifty times, more restarts.
 faults: $(READY)
 	$(BIN)/python -m pytest -m long -s tests
 
