@@ -180,8 +180,15 @@ class RankServer:
         """Wait until it runs, on its node, and has imported torch."""
         assert self._process.stdout.readline() == "ready\n"
 
-    def start(self, script: Path, number: int, environ: dict[str, str], args: Sequence[str]):
-        """Start a rank; return the file of its output, and that of its end when it has ended."""
+    def start(
+        self, script: Path, number: int, changes: dict[str, str | None], args: Sequence[str]
+    ) -> tuple[Path, Path]:
+        """Start a rank; return the file of its output, and that of its end when it has ended.
+
+        changes are variables that differ from this process's, None for one that is not set.
+        """
+        changed = {**os.environ, "OMP_NUM_THREADS": "1", **changes}
+        environ = {name: value for name, value in changed.items() if value is not None}
         output = script.with_name(f"{script.stem}_{number}.log")
         request = {"script": str(script), "args": args, "environ": environ}
         request |= {"cwd": str(script.parent), "output": str(output)}
@@ -274,9 +281,7 @@ def start_ranks_on_nodes(cluster, node_servers, running, tmp_path: Path, free_po
         job |= {"MASTER_ADDR": "node1", "MASTER_PORT": str(free_port)}
         started = []
         for node, rank, changes in ranks:
-            variables = {"RANK": str(rank), **job, **changes}
-            variables = {name: value for name, value in variables.items() if value is not None}
-            started.append((node_servers[node], variables))
+            started.append((node_servers[node], {"RANK": str(rank), **job, **changes}))
         return _wait_for(_start(tmp_path, code, started, args), timeout_s)
 
     yield start
@@ -289,7 +294,7 @@ def _start(folder: Path, code: str, ranks, args: Sequence[str]) -> list[tuple[Pa
     script = folder / f"ranks_{len(list(folder.glob('ranks_*.py')))}.py"
     script.write_text(code)
     return [
-        server.start(script, number, {**os.environ, "OMP_NUM_THREADS": "1", **variables}, args)
+        server.start(script, number, variables, args)
         for number, (server, variables) in enumerate(ranks)
     ]
 

@@ -244,15 +244,16 @@ def _mpirun_to(hosts: Sequence[str]) -> Iterator[Finding]:
     else:
         yield Finding("ok", "mpirun to hosts", f"starts a rank on {', '.join(hosts)}")
         return
-    network = {"Open MPI": "--prtemca prte_if_include eth0"}.get(mpi.flavour, "-iface eth0")
-    if mpi.flavour == "Open MPI" and mpi.version < (5,):
-        network = "--mca oob_tcp_if_include eth0"
+    option = "-iface"
+    if mpi.flavour == "Open MPI":
+        five = mpi.version >= (5,)
+        option = "--prtemca prte_if_include" if five else "--mca oob_tcp_if_include"
     yield Finding(
         "fault",
         "mpirun to hosts",
         seen,
         "Its daemons connect to each other: let TCP on all ports pass between the hosts,\n"
-        f"or name the network that reaches all, such as: mpirun {network} ...",
+        f"or name the network that reaches all, such as: mpirun {option} eth0 ...",
     )
 
 

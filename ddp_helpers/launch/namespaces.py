@@ -166,12 +166,12 @@ def _with_bridge(cluster: Cluster, number: int) -> Cluster:
             continue
         planned.write()
         # The name is taken by making it: of two clusters that start together one goes on.
-        ip, folder = _which("ip"), cluster.folder
+        ip = _which("ip")
         add = [ip, "link", "add", bridge, "type", "bridge"]
         if _run(add, check=False).returncode:
             continue
         _run([ip, "address", "add", f"{network[254]}/24", "dev", bridge])
-        _run([ip, "link", "set", bridge, "alias", str(folder), "up"])
+        _run([ip, "link", "set", bridge, "alias", str(cluster.folder), "up"])
         return planned
     raise ClusterError("no free network of 10.77.0.0/16: every /24 of it is in use here.")
 

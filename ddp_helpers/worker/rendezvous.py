@@ -262,7 +262,8 @@ def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) ->
             f"rank {env.rank} was started twice: {other}, and {me}.\n"
             "Stop the older job, or give each job a MASTER_PORT of its own."
         )
-    store = _open_group(job) if env.rank == 0 else _find_group(env, job, deadline)
+    number = job.add("groups", 1) if env.rank == 0 else _newest_group(env, job, deadline)
+    store = _group(job, number)
     store.set(f"rank {env.rank}", f"{env.world_size} ({me})")
     verdict = _count_ranks(env, store, deadline) if env.rank == 0 else _hear(env, store, deadline)
     if verdict != _ALL_HERE:
@@ -270,12 +271,12 @@ def _wait_for_all(env: LaunchEnvironment, store: dist.Store, deadline: float) ->
     return store
 
 
-def _open_group(job: dist.Store) -> dist.Store:
-    return dist.PrefixStore(f"group {job.add('groups', 1)}", job)
+def _group(job: dist.Store, number: int) -> dist.Store:
+    return dist.PrefixStore(f"group {number}", job)
 
 
-def _find_group(env: LaunchEnvironment, job: dist.Store, deadline: float) -> dist.Store:
-    """On other ranks: return the store of rank 0's newest group, once there is one to join.
+def _newest_group(env: LaunchEnvironment, job: dist.Store, deadline: float) -> int:
+    """On other ranks: return the number of rank 0's newest group, once there is one to join.
 
     A group that some ranks have waited for alone is over: it is not taken for the next one.
     """
@@ -284,7 +285,7 @@ def _find_group(env: LaunchEnvironment, job: dist.Store, deadline: float) -> dis
 
     def newest() -> int:
         number = job.add("groups", 0)
-        over = number <= last or job.check([f"group {number}/verdict"])
+        over = number <= last or _group(job, number).check(["verdict"])
         return 0 if over else number
 
     number = _until(newest, deadline)
@@ -294,7 +295,7 @@ def _find_group(env: LaunchEnvironment, job: dist.Store, deadline: float) -> dis
             "Look at the output of rank 0: it has not started, has failed, or waits elsewhere."
         )
     job.add(joined, number - last)
-    return dist.PrefixStore(f"group {number}", job)
+    return number
 
 
 def _count_ranks(env: LaunchEnvironment, store: dist.Store, deadline: float) -> str:

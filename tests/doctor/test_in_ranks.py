@@ -85,19 +85,16 @@ def _stopped(found: set[tuple[str, int]]) -> list[int]:
     return stopped
 
 
-def _variables(one: Rank, world_size: int, port: int) -> dict[str, str]:
-    variables = {
-        **os.environ,
+def _variables(one: Rank, world_size: int, port: int) -> dict[str, str | None]:
+    return {
         "RANK": str(one.rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "node1",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
         **one.environ,
     }
-    return {name: value for name, value in variables.items() if value is not None}
 
 
 def both(**environ: str | None) -> list[Rank]:

@@ -240,8 +240,9 @@ def test_B07_torchruns_variables_win_over_those_of_a_slurm_task_around_it(enviro
     """https://github.com/Lightning-AI/pytorch-lightning/pull/11406: all think they are rank 0."""
     script = tmp_path / "who.py"
     script.write_text(
-        "from ddp_helpers.worker.environment import detect, explain\n"
-        "import os; env = detect()\n"
+        "import os\n"
+        "from ddp_helpers.worker.environment import detect\n"
+        "env = detect()\n"
         "os.write(1, f'{env.launcher} {env.rank} of {env.world_size}\\n'.encode())\n"
     )
     task = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}

@@ -1,12 +1,12 @@
 """process_group on two real nodes: what cannot work ends on every rank in time, and says why."""
 
+import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from ddp_helpers.launch.commands import Job, torchrun
 from ddp_helpers.launch.practice_cluster import on_node, practice_cluster
 
 pytestmark = pytest.mark.launcher
@@ -87,27 +87,25 @@ def test_B11_a_loopback_master_is_refused_before_waiting(sum_up, cluster):
 
 def test_B14_hosts_files_that_say_127_0_1_1_are_no_hindrance(real_nodes, tmp_path):
     """https://github.com/pytorch/pytorch/issues/15592: gloo connects to 127.0.1.1."""
-    with practice_cluster("debian") as cluster:
+    script = tmp_path / "sum.py"
+    script.write_text(SUM)
+    with practice_cluster(f"debian-{os.getpid()}") as cluster:
         for node in cluster.nodes:
             hosts = cluster.folder / f"{node.name}.hosts"
             hosts.write_text(f"127.0.1.1 {node.name}\n{hosts.read_text()}")
-        (tmp_path / "sum.py").write_text(SUM)
-        ranks = [_start_with_torchrun(cluster, rank, tmp_path / "sum.py") for rank in (0, 1)]
-        texts = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], texts
+        agents = [
+            subprocess.Popen(
+                on_node(cluster, command.host, command.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for command in torchrun(Job(str(script), hosts=cluster.hosts(1)))
+        ]
+        texts = [agent.communicate(timeout=60)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], texts
     assert texts == ["2 ranks\n"] * 2
-
-
-def _start_with_torchrun(cluster, node_rank: int, script: Path) -> subprocess.Popen:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    argv += [f"--node-rank={node_rank}", "--master-addr=node1", "--master-port=29500"]
-    return subprocess.Popen(
-        on_node(cluster, f"node{node_rank + 1}", [*argv, str(script)]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
 
 
 def test_an_interface_that_is_not_there_is_named_and_the_other_node_does_not_wait(sum_up):
