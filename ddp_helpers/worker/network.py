@@ -1,4 +1,4 @@
-"""Names, addresses, interfaces and ports of this machine: standard library only.
+"""Names, addresses, interfaces, ports; and answers that may never come: standard library only.
 
 Copy this file alone.
 Lesson: notebooks/01_processes_and_ranks.ipynb
@@ -10,16 +10,47 @@ import array
 import contextlib
 import ipaddress
 import os
+import queue
 import re
 import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 if sys.platform == "linux":
     import fcntl
+
+
+T = TypeVar("T")
+
+
+def in_time(do: Callable[[], T], timeout_s: float) -> T:
+    """Return do(), or raise TimeoutError after timeout_s seconds.
+
+    For what cannot be interrupted, such as a question to a store whose process is stopped: do
+    goes on in a thread that is left behind.
+    """
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((do(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=max(timeout_s, 0))
+    except queue.Empty:
+        raise TimeoutError(f"no answer in {timeout_s:.0f} s") from None
+    if error is not None:
+        raise error
+    return answer
 
 
 def resolve(name: str) -> str:

@@ -15,7 +15,6 @@ import functools
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -146,8 +145,15 @@ def meet(env: LaunchEnvironment, timeout_s: float) -> dist.Store:
     Raises RendezvousError on every rank after timeout_s seconds, naming the missing ranks.
     """
     deadline = time.monotonic() + timeout_s
+    store = connect(env, deadline)
     try:
-        return _wait_for_all(env, connect(env, deadline), deadline)
+        meeting = functools.partial(_wait_for_all, env, store, deadline)
+        return network.in_time(meeting, _left(deadline) + 3)
+    except TimeoutError:
+        raise RendezvousError(
+            f"rank {env.rank}: rank 0's store does not answer any more.\n"
+            "Rank 0 is stopped, or its node has gone."
+        ) from None
     except dist.DistNetworkError as error:
         raise RendezvousError(
             f"rank {env.rank}: {str(error).splitlines()[0]}\n"
@@ -166,8 +172,10 @@ def wait_until_connected(env: LaunchEnvironment, store: dist.Store, timeout_s: f
     A rank that leaves the group earlier would break those that are still connecting to it.
     """
     everyone = [f"connected {rank}" for rank in range(env.world_size)]
-    with contextlib.suppress(dist.DistNetworkError):  # rank 0 has gone: nothing to wait for
-        _wait(store, everyone, time.monotonic() + timeout_s)
+    deadline = time.monotonic() + timeout_s
+    # Rank 0 has gone, or is stopped: nothing to wait for.
+    with contextlib.suppress(dist.DistNetworkError, TimeoutError):
+        network.in_time(lambda: _wait(store, everyone, deadline), timeout_s)
 
 
 def _left(deadline: float) -> float:
@@ -201,30 +209,21 @@ def connect(env: LaunchEnvironment, deadline: float) -> dist.TCPStore:
 def _client(env: LaunchEnvironment, address: str, port: int, deadline: float) -> dist.TCPStore:
     """Return the connection to the store at address:port, or come back by the deadline.
 
-    torch waits past its timeout for the first answer of a program that is no store. So it waits
-    in a thread that may be left behind.
+    torch waits past its timeout for the first answer of a program that is no store.
     """
-    found: list[dist.TCPStore | BaseException] = []
 
-    def connect() -> None:
-        try:
-            timeout = timedelta(seconds=max(_left(deadline), 0.1))
-            found.append(dist.TCPStore(address, port, None, False, timeout, wait_for_workers=False))
-        except Exception as error:
-            found.append(error)
+    def connect() -> dist.TCPStore:
+        timeout = timedelta(seconds=max(_left(deadline), 0.1))
+        return dist.TCPStore(address, port, None, False, timeout, wait_for_workers=False)
 
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(_left(deadline) + 1)
-    if not found:
+    try:
+        return network.in_time(connect, _left(deadline) + 1)
+    except TimeoutError:
         raise RendezvousError(
             f"rank {env.rank}: what listens at {address}:{port} does not answer as a store does.\n"
             "Look at the output of rank 0: it has ended, stands still, or another program has its"
             " port."
-        )
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+        ) from None
 
 
 @functools.cache

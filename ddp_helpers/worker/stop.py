@@ -1,6 +1,6 @@
 """Let a signal end training in good order: all ranks stop after the same step, and can save.
 
-Copy this file alone.
+Copy with network.py.
 
     with stop_notice(device) as stop_now:
         for batch in loader:
@@ -24,11 +24,17 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+try:
+    from .network import in_time
+except ImportError:  # copied next to a script
+    from network import in_time
+
 # Of a process that SIGTERM ends, and not 0: the work is not done. A launcher or scheduler that
 # starts jobs again on failure does it for this status, and one that goes on to the next job not.
 STOPPED = 128 + signal.SIGTERM
 
 _KEY = "ddp_helpers/stop after step"
+_ANSWER_S = 60.0  # a store answers in milliseconds, unless its process is stopped
 
 
 @contextlib.contextmanager
@@ -70,6 +76,15 @@ def _agreement(noticed: threading.Event, device: torch.device) -> Callable[[], b
         nonlocal step
         step += 1
         wait_for_step_before()
+        try:
+            return in_time(ask, _ANSWER_S)
+        except TimeoutError:
+            raise RuntimeError(
+                f"The store has not answered in {_ANSWER_S:g} s (timed out): rank 0 is stopped,"
+                " or its node has gone."
+            ) from None
+
+    def ask() -> bool:
         if noticed.is_set():
             store.compare_set(_KEY, "", str(step + 2))  # the first rank to say it decides
         return store.check([_KEY]) and step >= int(store.get(_KEY))

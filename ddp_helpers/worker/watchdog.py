@@ -1,6 +1,6 @@
 """Say where ranks wait, and for whom, long before a timeout does; name the rank that failed first.
 
-Copy this file alone.
+Copy with network.py.
 
     with process_group(env) as device, watchdog(env.rank, env.world_size):
         ...
@@ -22,17 +22,26 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+try:
+    from .network import in_time
+except ImportError:  # copied next to a script
+    from network import in_time
+
 _TORCH = str(Path(torch.__file__).parent)
 # What a rank raises when it is another rank that has failed, left or hangs.
 _CONSEQUENCE = re.compile(r"connection|peer|timed? ?out|socket|broken pipe", re.IGNORECASE)
+
+_ANSWER_S = 5.0  # the store answers in milliseconds, unless its process is stopped
+
+T = TypeVar("T")
 
 # How the states of ranks begin that have ended.
 _FAILED, _LOST, _LEFT = "failed first: ", "has lost another rank: ", "has left the process group"
@@ -73,9 +82,15 @@ class _Watcher(threading.Thread):
         self._main = threading.get_ident()
         self._store = dist.PrefixStore("watchdog", dist.distributed_c10d._get_default_store())
         self._ending = threading.Event()
+        self._store_is_free = threading.Lock()
+        self._store_is_silent = False
+        self._who_serves = "rank 0"
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            self._who_serves = "torchrun's agent beside rank 0"
         self._beats = 0
         self._who = f"rank {rank} on {socket.gethostname()} (pid {os.getpid()})"
-        self._post("has just come here", 0.0)
+        with contextlib.suppress(Exception):
+            self._ask(lambda: self._post("has just come here", 0.0))
 
     def run(self) -> None:
         stack, since, reported = [], time.monotonic(), False
@@ -85,16 +100,40 @@ class _Watcher(threading.Thread):
                 since, reported = time.monotonic(), False
             waiting_s = time.monotonic() - since
             with contextlib.suppress(Exception):  # the store has gone: the block ends soon
-                self._post(_describe(stack), waiting_s)
-                if waiting_s > self._after_s and not reported and _collective(stack):
-                    reported = True
+                self._ask(lambda now=stack, s=waiting_s: self._post(_describe(now), s))
+            if waiting_s > self._after_s and not reported and _collective(stack):
+                reported = True
+                with contextlib.suppress(Exception):
                     self._report(stack, waiting_s)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Return what question, which uses the store, returns; TimeoutError when it is silent.
+
+        A question to a store whose process is stopped never comes back, and the next waits for it.
+        """
+        if not self._store_is_free.acquire(timeout=0 if self._store_is_silent else _ANSWER_S):
+            self._store_is_silent = True
+            raise TimeoutError
+
+        def asked() -> T:
+            try:
+                return question()
+            finally:
+                self._store_is_free.release()
+
+        try:
+            answer = in_time(asked, _ANSWER_S)
+        except TimeoutError:
+            self._store_is_silent = True
+            raise
+        self._store_is_silent = False
+        return answer
 
     def end(self, state: str) -> None:
         """Stop watching, and let the others know why."""
         self._ending.set()
         with contextlib.suppress(Exception):
-            self._post(state, 0.0, ended=True)
+            self._ask(lambda: self._post(state, 0.0, ended=True))
         if self._rank == 0:  # no daemon: the process, which holds the store, waits for it
             threading.Thread(target=self._linger).start()
 
@@ -110,19 +149,30 @@ class _Watcher(threading.Thread):
 
     def cause(self) -> str:
         """Return the rank that ended before this one lost it, and how; "" when none has said so."""
-        with contextlib.suppress(Exception):
-            ended = [one for one in map(self._read, self._others) if one and one["ended"]]
+        try:
+            ended = [one for one in self._states().values() if one and one["ended"]]
             for begin in (_FAILED, _LOST, _LEFT):
                 for one in ended:
                     if one["state"].startswith(begin):
                         told = f"{one['who']} {one['state']}"
                         return told.partition(_LOST)[2] or told  # who lost one names it already
+        except TimeoutError:
+            return self._silence()
+        except Exception:  # the store has gone with its process
+            return ""
         return ""
 
     def _post(self, state: str, waiting_s: float, ended: bool = False) -> None:
         self._beats += 1
         fields = {"who": self._who, "state": state, "waiting_s": waiting_s, "ended": ended}
         self._store.set(f"{self._rank}", json.dumps({**fields, "beats": self._beats}))
+
+    def _states(self) -> dict[int, dict[str, Any] | None]:
+        """Return what each other rank has posted, None where that is nothing yet."""
+        return self._ask(lambda: {rank: self._read(rank) for rank in self._others})
+
+    def _silence(self) -> str:
+        return f"{self._who_serves} does not answer: it is stopped, or its node has gone"
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         key = f"{rank}"
@@ -131,18 +181,20 @@ class _Watcher(threading.Thread):
     def _report(self, stack: list[traceback.FrameSummary], waiting_s: float) -> None:
         lines = [f"{self._who} has waited {waiting_s:.0f} s in {_collective(stack)}:"]
         lines += [f"    {_place(one)}, in {one.name}" for one in _own(stack)]
-        states = {rank: self._read(rank) for rank in self._others}
-        waiting = [r for r, s in states.items() if s and s["waiting_s"] > self._after_s / 2]
-        if not waiting or self._rank < min(waiting):  # one rank tells of the others
-            time.sleep(2 * self._interval_s)  # who lives has said something new by then
-            lines += self._tell(states)
+        try:
+            states = self._states()
+            waiting = [r for r, s in states.items() if s and s["waiting_s"] > self._after_s / 2]
+            if not waiting or self._rank < min(waiting):  # one rank tells of the others
+                time.sleep(2 * self._interval_s)  # who lives has said something new by then
+                lines += self._tell(states)
+        except TimeoutError:
+            lines.append(self._silence())
         sys.stderr.write("".join(f"[rank {self._rank}] {line}\n" for line in lines))
         sys.stderr.flush()
 
     def _tell(self, before: dict[int, dict[str, Any] | None]) -> list[str]:
         lines = []
-        for rank, old in before.items():
-            new = self._read(rank)
+        for (rank, old), new in zip(before.items(), self._states().values(), strict=True):
             if new is None:
                 lines.append(f"rank {rank} has not come here")
             elif not new["ended"] and old is not None and new["beats"] == old["beats"]:

@@ -69,7 +69,7 @@ def trial(cluster, commands, monkeypatch):
 # How each fault must be told, whichever rank it is.
 NAMED = {
     "kill": r"(Rank {rank} was ended by signal 9|rank {rank}\b.*\n?.*signal 9)",
-    "stop": r"rank {rank} on \S+ \(pid \d+\) does not answer: it is stopped",
+    "stop": r"rank {rank}( on \S+ \(pid \d+\))? does not answer: it is stopped",
     "raise": r"ValueError: boom",
     "exit": r"rank {rank} on \S+ \(pid \d+\) failed first: SystemExit: 0",
     "skip": r"rank {rank} on \S+ \(pid \d+\) has left the process group",

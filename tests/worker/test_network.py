@@ -1,12 +1,26 @@
 import os
 import socket
 import sys
+import threading
 
 import pytest
 
 from ddp_helpers.worker import network
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's tables")
+
+
+def test_an_answer_that_does_not_come_in_time_is_given_up():
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer in 0 s"):
+        network.in_time(never.wait, 0.05)
+    never.set()
+
+
+def test_what_comes_in_time_is_returned_or_raised():
+    assert network.in_time(lambda: 6 * 7, 5) == 42
+    with pytest.raises(ZeroDivisionError):
+        network.in_time(lambda: 1 / 0, 5)
 
 
 def test_localhost_resolves_to_loopback():

@@ -191,6 +191,24 @@ def test_groups_can_follow_each_other_on_one_port(start_ranks):
 
 
 @launcher
+def test_a_rank_0_that_stands_still_while_the_ranks_meet_is_named_in_time(start_ranks):
+    stands_still = """
+import os, signal, subprocess
+from ddp_helpers.worker import rendezvous
+def stand_still(env, store, deadline):
+    rendezvous._wait(store, ["rank 1", "rank 2"], deadline)
+    subprocess.Popen(["sh", "-c", f"sleep 9; kill -9 {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+rendezvous._count_ranks = stand_still
+"""
+    _, *others = start_ranks(stands_still + ALL_REDUCE, 3, "1", "2")
+    for rank in others:
+        assert rank.status == 1
+        assert "rank 0's store does not answer any more.\nRank 0 is stopped" in rank.output
+        assert rank.seconds < 8.5  # before the end of rank 0
+
+
+@launcher
 def test_a_rank_that_leaves_at_once_does_not_break_one_that_still_connects(start_ranks):
     # Rank 1's connection phase is held up; without a wait on leaving, rank 0 would be gone by then.
     code = """

@@ -77,3 +77,30 @@ def test_a_rank_that_hangs_in_a_collective_ends_soon_after_the_signal(start_rank
     code = DEAF.replace("sleep(300)", "sleep(5); os._exit(0)")
     rank_0, _ = start_ranks(code, 2)
     assert (rank_0.status, rank_0.output) == (STOPPED, "")
+
+
+# Rank 0 stands still, and the store with it: the question after a step gets no answer.
+SILENT = """
+import os, signal, subprocess
+import torch, torch.distributed as dist
+from ddp_helpers.worker import stop
+from ddp_helpers.worker.environment import detect
+from ddp_helpers.worker.process_group import process_group
+stop._ANSWER_S = 2
+env = detect()
+with process_group(env, "gloo", 60) as device, stop.stop_notice(device) as stop_now:
+    dist.all_reduce(torch.ones(1))
+    if env.rank == 0:
+        subprocess.Popen(["sh", "-c", f"sleep 9; kill -9 {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while not stop_now():
+        pass
+"""
+
+
+@launcher
+def test_a_rank_does_not_wait_for_ever_for_a_rank_0_that_stands_still(start_ranks):
+    _, rank_1 = start_ranks(SILENT, 2)
+    assert rank_1.status == 1
+    assert "rank 0 is stopped, or its node has gone" in rank_1.output
+    assert rank_1.seconds < 8.5  # before the end of rank 0

@@ -100,6 +100,19 @@ def test_a_rank_that_stands_still_is_named(fail):
     assert re.search(r"rank 1 on \S+ \(pid \d+\) does not answer: it is stopped", ranks[0].output)
 
 
+def test_rank_0_that_stands_still_with_its_store_is_named_and_ends_the_others(start_ranks):
+    end = "import subprocess; subprocess.Popen(['sh', '-c', f'sleep 20; kill -9 {os.getpid()}'])"
+    script = SCRIPT.replace("env.rank == 1", "env.rank == 0")
+    fault = f"{end}; os.kill(os.getpid(), signal.SIGSTOP)"
+    ranks = start_ranks(script.replace("{fault}", fault), 3)
+    assert ranks[0].status == -signal.SIGKILL
+    for rank in ranks[1:]:
+        assert rank.status == 1
+        assert "error: rank 0 does not answer: it is stopped, or its node has gone" in rank.output
+        assert "s in barrier():" in rank.output  # told before the timeout of 6 s
+        assert rank.seconds < 18
+
+
 def test_ranks_that_wait_in_ddps_backward_are_told_so(fail):
     ranks = fail(
         "time.sleep(9)\n"
