@@ -10,6 +10,7 @@ import sys
 COMMANDS = {
     "launch": ("ddp_helpers.launch.cli", "print, or run, the commands that start a job"),
     "doctor": ("ddp_helpers.doctor.cli", "what is wrong here, or in a job's ranks, and what to do"),
+    "bench": ("ddp_helpers.bench.cli", "measure a job, predict it elsewhere, find its settings"),
     "cluster": ("ddp_helpers.launch.cluster_cli", "two practice nodes on this machine"),
     "demo": ("ddp_helpers.launch.demo", "run both scripts under every launcher, on this machine"),
     "ssh": (

@@ -9,6 +9,7 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from .commands import LAUNCHERS, HostCommand, Job, plan, sbatch, threads
@@ -31,17 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.epilog = _EXAMPLES
     parser.allow_abbrev = False
-    parser.add_argument(
-        "--launcher",
-        choices=LAUNCHERS,
-        default="torchrun",
-        metavar="NAME",
-        help=f"{', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]} (default: %(default)s)",
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-n", type=_count, help="ranks on this machine (default: 2)")
-    where.add_argument("--hosts", help="hosts and ranks on each, such as node-a:2,node-b:2")
-    where.add_argument("--hostfile", metavar="FILE", help="the same, one `node-a slots=2` a line")
+    add_where(parser)
     parser.add_argument(
         "--rdzv", choices=("static", "c10d"), default="static", help="how torchrun's agents meet"
     )
@@ -68,25 +59,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """Add --launcher, and -n, --hosts or --hostfile, to parser."""
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default="torchrun",
+        metavar="NAME",
+        help=f"{', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]} (default: %(default)s)",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-n", type=_count, help="ranks on this machine (default: 2)")
+    where.add_argument("--hosts", help="hosts and ranks on each, such as node-a:2,node-b:2")
+    where.add_argument("--hostfile", metavar="FILE", help="the same, one `node-a slots=2` a line")
+
+
+def hosts_of(args: argparse.Namespace) -> tuple[Host, ...]:
+    """Return the hosts that the options of add_where give. Raises HostfileError."""
+    hosts = local(args.n or 2)
+    if args.hosts is not None:
+        hosts = parse_hosts(args.hosts)
+    elif args.hostfile is not None:
+        hosts = read_hostfile(args.hostfile)
+    if len(hosts) > 1 and any(_is_loopback(host) for host in hosts):
+        raise HostfileError(
+            "localhost is another machine on every host.\n"
+            f"Write the name that the other hosts know this one by, such as {socket.gethostname()}."
+        )
+    return hosts
+
+
 def main(args: argparse.Namespace) -> int:
     """Print or run the job that args describe; return 0, 1 (the job failed) or 2 (wrong use)."""
+    return exit_status(lambda: _main(args))
+
+
+def _main(args: argparse.Namespace) -> None:
+    job = _job(args)
+    if job.max_restarts and (args.sbatch or args.launcher in ("mpirun", "srun")):
+        raise LauncherRefused(
+            f"{'srun' if args.sbatch else args.launcher} starts no rank again: --max-restarts"
+            " is for torchrun.\nStart the same command again; the script continues its work."
+        )
+    if args.sbatch:
+        print(sbatch(job), end="")
+    elif args.run:
+        run(args.launcher, job, args.timeout, free_port=args.master_port is None)
+    else:
+        _print(job, plan(args.launcher, job))
+
+
+def run(
+    launcher: str,
+    job: Job,
+    timeout_s: float | None = None,
+    free_port: bool = True,
+    echo: bool = True,
+) -> None:
+    """Run job; free_port: with a port that is free on its first host, when it has several."""
+    if free_port and len(job.hosts) > 1:
+        job = replace(job, master_port=free_port_on(job.hosts[0].name, job.python))
+    run_local(plan(launcher, job), timeout_s, echo)
+
+
+def exit_status(work: Callable[[], None]) -> int:
+    """Do work, which starts a job; print why it failed, and return the exit status."""
     try:
-        job = _job(args)
-        if job.max_restarts and (args.sbatch or args.launcher in ("mpirun", "srun")):
-            raise LauncherRefused(
-                f"{'srun' if args.sbatch else args.launcher} starts no rank again: --max-restarts"
-                " is for torchrun.\nStart the same command again; the script continues its work."
-            )
-        if args.sbatch:
-            print(sbatch(job), end="")
-            return 0
-        if args.run and len(job.hosts) > 1 and args.master_port is None:
-            job = replace(job, master_port=free_port_on(job.hosts[0].name, job.python))
-        commands = plan(args.launcher, job)
-        if not args.run:
-            _print(job, commands)
-            return 0
-        run_local(commands, args.timeout)
+        work()
     except (JobFailed, HostUnreachable) as error:
         print(error, file=sys.stderr)
         return 1
@@ -101,16 +140,6 @@ def main(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace) -> Job:
     """Return the job that args describe."""
-    hosts = local(args.n or 2)
-    if args.hosts is not None:
-        hosts = parse_hosts(args.hosts)
-    elif args.hostfile is not None:
-        hosts = read_hostfile(args.hostfile)
-    if len(hosts) > 1 and any(_is_loopback(host) for host in hosts):
-        raise HostfileError(
-            "localhost is another machine on every host.\n"
-            f"Write the name that the other hosts know this one by, such as {socket.gethostname()}."
-        )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command or not (args.module or os.path.isfile(command[0])):
         raise FileNotFoundError(
@@ -121,7 +150,7 @@ def _job(args: argparse.Namespace) -> Job:
         command[0],
         tuple(command[1:]),
         args.module,
-        hosts,
+        hosts_of(args),
         master_addr=args.master_addr,
         master_port=args.master_port or Job.master_port,
         rdzv=args.rdzv,

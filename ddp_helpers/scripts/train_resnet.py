@@ -33,7 +33,7 @@ from ddp_helpers.worker.environment import (
 )
 from ddp_helpers.worker.process_group import process_group
 from ddp_helpers.worker.rendezvous import RendezvousError
-from ddp_helpers.worker.replica import set_seed, set_threads, wrap
+from ddp_helpers.worker.replica import COMPRESSIONS, peak_memory_mb, set_seed, set_threads, wrap
 from ddp_helpers.worker.stop import STOPPED, stop_notice
 from ddp_helpers.worker.training import Progress, evaluate, rehearse, train_one_epoch
 from ddp_helpers.worker.watchdog import PeerFailed, watchdog
@@ -72,6 +72,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="use torch.compile")
     add("--channels_last", action="store_true", help="keep the channels of a pixel together")
     add("--sync_bn", action="store_true", help="BatchNorm over all ranks' images (GPU only)")
+    add("--bucket_mb", type=float, default=25.0, help="MiB of gradients exchanged in one piece")
+    add("--no_bucket_view", action="store_true", help="copy gradients to be exchanged")
+    add("--static_graph", action="store_true", help="promise DDP equal steps")
+    add("--compress", choices=COMPRESSIONS, help="how gradients travel; changes results")
+    add("--threads", type=int, help="of a rank (default: OMP_NUM_THREADS, else its cores)")
+    add("--workers", type=int, help="processes per rank that load data (default: 2 for cifar10)")
     add("--save", metavar="DIR", help="write a checkpoint to DIR after each epoch")
     add("--save_every", type=int, metavar="N", help="and after every N steps of an epoch")
     add("--keep", type=int, default=3, help="checkpoints to keep, the newest")
@@ -124,7 +130,8 @@ def train(args: argparse.Namespace, env: LaunchEnvironment, device: torch.device
     check_equal_replicas(model)
     if accuracy is None:  # resumed after the last epoch
         accuracy = evaluate(model, test_loader, device, amp=args.amp)
-    return {**figures, "accuracy": accuracy, "parameters": parameters_hash(model)}
+    figures |= {"accuracy": accuracy, "memory_mb": peak_memory_mb(device)}
+    return {**figures, "parameters": parameters_hash(model)}
 
 
 def build_loaders(args: argparse.Namespace, env: LaunchEnvironment, device: torch.device) -> tuple:
@@ -136,6 +143,8 @@ def build_loaders(args: argparse.Namespace, env: LaunchEnvironment, device: torc
     # BatchNorm cannot train on a single image: a last batch of one is left out.
     one_left = math.ceil(len(train_set) / env.world_size) % args.batch_size == 1
     workers = 2 if args.data == "cifar10" and device.type == "cuda" else 0
+    if args.workers is not None:
+        workers = args.workers
     share = {"rank": env.rank, "world_size": env.world_size, "num_workers": workers}
     return (
         data.train_loader(train_set, args.batch_size, seed=args.seed, drop_last=one_left, **share),
@@ -147,20 +156,25 @@ def build_state(args: argparse.Namespace, device: torch.device, batches: int) ->
     """Return what a checkpoint holds: model, optimizer, scheduler, scaler."""
     if args.amp == "fp16" and device.type == "cpu":
         raise TrainingError("--amp fp16 crawls on a CPU: take --amp bf16, or leave it out.")
-    model = wrap(
-        get_model(args.arch, num_classes=10),
-        device,
-        channels_last=args.channels_last,
-        compile=args.compile,
-        sync_bn=args.sync_bn,
-    )
-    optimizer = torch.optim.SGD(
-        model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True
-    )
+    model = wrap(get_model(args.arch, num_classes=10), device, **replica_options(args))
+    optimizer = build_optimizer(args, model)
     factor = partial(lr_factor, math.ceil(batches / args.accumulate))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "fp16")
     return model, optimizer, scheduler, scaler
+
+
+def replica_options(args: argparse.Namespace) -> dict:
+    """Return the options of wrap that args choose."""
+    names = ("channels_last", "compile", "sync_bn", "bucket_mb", "static_graph", "compress")
+    return {name: getattr(args, name) for name in names} | {"bucket_view": not args.no_bucket_view}
+
+
+def build_optimizer(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return SGD as ResNets are trained with, in its fused form."""
+    return torch.optim.SGD(
+        model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True
+    )
 
 
 def resume(
@@ -212,8 +226,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments; a value that cannot work ends the process with status 2."""
     parser = build_parser()
     args = parse_args(parser, argv)
-    above_0 = ("epochs", "batch_size", "lr", "image_size", "accumulate", "timeout", "keep")
-    for name in (*above_0, *(["save_every"] if args.save_every is not None else [])):
+    above_0 = ["epochs", "batch_size", "lr", "image_size", "accumulate", "timeout", "keep"]
+    above_0 += ["bucket_mb"]
+    above_0 += [name for name in ("save_every", "threads") if getattr(args, name) is not None]
+    for name in above_0:
         if not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name} {getattr(args, name)}, expected a number above 0")
     if args.batch_size == 1 and args.image_size <= 32:
@@ -229,7 +245,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_flush_denormal(True)  # numbers next to 0 make a CPU many times slower
     with short_errors(*ERRORS):
         env = detect()
-        set_threads(env.local_world_size)
+        set_threads(env.local_world_size, args.threads)
         group = process_group(env, args.backend, args.timeout)
         with group as device, watchdog(env.rank, env.world_size):
             figures = train(args, env, device)

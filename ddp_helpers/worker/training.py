@@ -120,7 +120,7 @@ def rehearse(
         count = min(loader.batch_size, len(loader.sampler))
         images, labels = torch.zeros(count, *image.shape), torch.zeros(count, dtype=torch.long)
         model.train()
-        loss, _, _ = _forward(model, (images, labels), device, amp)
+        loss, _, _ = forward(model, (images, labels), device, amp)
         check_all_parameters_used(model, loss)
         (loss / count).backward()
     model.zero_grad()
@@ -144,7 +144,7 @@ def evaluate(
     inner.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
     for batch in loader:
-        totals += _totals(*_forward(inner, batch, device, amp))
+        totals += _totals(*forward(inner, batch, device, amp))
     inner.train(was_training)
     _, correct, images = all_sum(totals).tolist()
     return mean(correct, images)
@@ -217,7 +217,7 @@ def _backward(model, batches, device, scaler, amp, check) -> torch.Tensor:
         # Ranks exchange gradients in the last backward only; no_sync keeps the others at home.
         exchange = number == len(batches) or not isinstance(model, DDP)
         with contextlib.nullcontext() if exchange else model.no_sync():
-            loss, correct, count = _forward(model, batch, device, amp)
+            loss, correct, count = forward(model, batch, device, amp)
             if check and number == 1:
                 check_all_parameters_used(model, loss)
             scaler.scale(loss / images).backward()
@@ -225,7 +225,9 @@ def _backward(model, batches, device, scaler, amp, check) -> torch.Tensor:
     return totals
 
 
-def _forward(model, batch, device, amp) -> tuple[torch.Tensor, torch.Tensor, int]:
+def forward(
+    model: nn.Module, batch: Sequence[torch.Tensor], device: torch.device, amp: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return the loss summed over the batch, the number of correct predictions, of images."""
     images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
     with torch.autocast(device.type, _AMP_DTYPES.get(amp), enabled=amp is not None):

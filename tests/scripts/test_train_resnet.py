@@ -15,7 +15,7 @@ MODULE = train_resnet.__name__
 QUICK = ("--use_syn", "--image_size", "16", "--epochs", "1")
 FIELDS = {
     *("rank", "local_rank", "world_size", "launcher", "host", "backend"),
-    *("loss", "accuracy", "images_per_s", "parameters"),
+    *("loss", "accuracy", "images_per_s", "memory_mb", "parameters"),
 }
 LINE = re.compile(
     r"epoch (\d)/(\d)  loss \d+\.\d{4}  accuracy [01]\.\d{4}  test accuracy [01]\.\d{4}"

@@ -1,0 +1,1 @@
+"""Measure a job, predict it on other machines, find its fastest settings."""
