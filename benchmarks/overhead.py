@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,28 +83,28 @@ def in_turn(ours: Callable, bare: Callable, pairs: int) -> list[tuple[float, flo
     return found[1:]  # the first pair warms up
 
 
-def in_ranks(function: Callable, args: argparse.Namespace) -> list:
-    """Return what function(args, barrier) returns in each rank, rank 0 first."""
+def in_ranks(function: Callable, args: Any, ranks: int = RANKS) -> list:
+    """Return what function(args, barrier) returns in each of ranks, rank 0 first."""
     # fork: the ranks have torch imported, and nothing of an earlier measurement.
     context = multiprocessing.get_context("fork")
-    barrier, port = context.Barrier(RANKS, timeout=60), str(free_port())
-    pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]
+    barrier, port = context.Barrier(ranks, timeout=60), str(free_port())
+    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
 
     def rank_main(rank: int) -> None:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-        os.environ.update(WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
+        os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
         pipes[rank][1].send(function(args, barrier))
 
-    ranks = [context.Process(target=rank_main, args=(rank,)) for rank in range(RANKS)]
-    for process in ranks:
+    processes = [context.Process(target=rank_main, args=(rank,)) for rank in range(ranks)]
+    for process in processes:
         process.start()
     for _, sender in pipes:
         sender.close()  # so that recv fails, and does not wait, for a rank that has died
     results = [receiver.recv() for receiver, _ in pipes]
-    for process in ranks:
+    for process in processes:
         process.join()
     return results
 

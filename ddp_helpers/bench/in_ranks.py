@@ -119,14 +119,14 @@ def _throughput(runner, group, env, device, bench) -> dict[str, float]:
     found: list = [None]
     if runner:
         runner.step()  # what the wait has cooled down
-        once = _timed(runner, 1, group, device)["seconds"]
-        found = [_timed(runner, max(2, round(bench.seconds / once)), group, device)]
+        once = timed(runner, 1, group, device)["seconds"]
+        found = [timed(runner, max(2, round(bench.seconds / once)), group, device)]
     # The others wait here. Rank 0 belongs to every number of ranks.
     dist.broadcast_object_list(found)
     return found[0]
 
 
-def _timed(runner: Runner, steps: int, group, device) -> dict[str, float]:
+def timed(runner: Runner, steps: int, group, device) -> dict[str, float]:
     """Do steps together; images of all ranks, by the clock of the slowest."""
     alone = runner.ranks == 1
     if not alone:

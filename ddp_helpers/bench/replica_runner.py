@@ -50,7 +50,7 @@ class Runner:
         self.scaler = torch.amp.GradScaler(device.type, enabled=args.amp == "fp16")
         # Each number of ranks shares the images out anew, as a run of that many would.
         self._loader, _ = train_resnet.build_loaders(args, replace(env, world_size=ranks), device)
-        self._batches = self._forever()
+        self.batches = self._forever()
         self.model.train()
 
     def _forever(self) -> Iterator:
@@ -66,7 +66,7 @@ class Runner:
 
         Without exchange the gradients stay at home, and replicas differ from then on.
         """
-        batches = [next(self._batches) for _ in range(self.args.accumulate)]
+        batches = [next(self.batches) for _ in range(self.args.accumulate)]
         mark("data")
         images = sum(len(labels) for _, labels in batches)
         for number, batch in enumerate(batches, 1):
