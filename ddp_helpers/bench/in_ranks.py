@@ -23,6 +23,7 @@ from ddp_helpers.bench.replica_runner import Runner, now
 from ddp_helpers.worker.environment import LaunchEnvironment
 
 WARM_UP = 3  # steps: DDP decides on its buckets after the first, caches fill, the allocator grows
+WARM_UP_POWERSGD = 13  # it sends whole gradients in the first 10
 LINK_SIZES = tuple(1 << power for power in (12, 16, 20, 22, 24))  # 4 KiB to 16 MiB
 SLOW_S = 1.0  # a size is not measured when the one before took longer
 BESIDE_BYTES = 1 << 22
@@ -57,7 +58,8 @@ def train(
                 speeds = ", ".join(f"{n}: {found[n]['images_per_s']:.1f}" for n in bench.ranks)
                 say(f"round {number + 1} of {bench.rounds}   ranks: images/s   {speeds}")
         del runners
-    if env.world_size > 1 and "link" not in record:
+    # PowerSGD's bytes are no part of those of the gradients: there is nothing to predict with.
+    if env.world_size > 1 and "link" not in record and args.compress != "powersgd":
         say("where a step's time goes")
         record["parts"] = parts.measure(_share(bench, args, env.world_size), env, device)
         say("the link between the ranks")
@@ -102,7 +104,7 @@ def _runners(bench, args, env, device, groups) -> dict[int, Runner]:
     for n in bench.ranks:
         if env.rank < n:
             runners[n] = Runner(_share(bench, args, n), env, n, device, groups[n])
-            for _ in range(WARM_UP):
+            for _ in range(WARM_UP_POWERSGD if args.compress == "powersgd" else WARM_UP):
                 runners[n].step()
         dist.barrier()
     return runners

@@ -74,7 +74,7 @@ def predicted_s(record: dict[str, Any], ranks: int) -> float:
 
 def _speeds(record: dict[str, Any]) -> str:
     settings = record["settings"]
-    predictable = "parts" in record and settings.get("compress") != "powersgd"
+    predictable = "parts" in record
     rows = []
     for ranks in settings["ranks"]:
         found, shares = speeds(record, ranks), efficiencies(record, ranks)
@@ -140,8 +140,6 @@ def _link(record: dict[str, Any]) -> str:
         f"link: {1e6 * link.latency_s:.0f} us, {_rate(link.bytes_per_s)};"
         f" while computing {_rate(link.busy_bytes_per_s)}, and computing {slower:.0%} slower"
     )
-    if record["settings"].get("compress") == "powersgd":
-        return text
     pays = last_that_pays(work_of(record), lambda ranks: link, record["settings"]["strong"])
     return f"{text}\n{paying(pays)}"
 

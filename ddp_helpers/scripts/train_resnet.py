@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="use torch.compile")
     add("--channels_last", action="store_true", help="keep the channels of a pixel together")
     add("--sync_bn", action="store_true", help="BatchNorm over all ranks' images (GPU only)")
-    add("--bucket_mb", type=float, default=25.0, help="MiB of gradients exchanged in one piece")
+    add("--bucket_mb", type=float, help="MiB of gradients exchanged in one piece")
     add("--no_bucket_view", action="store_true", help="copy gradients to be exchanged")
     add("--static_graph", action="store_true", help="promise DDP equal steps")
     add("--compress", choices=COMPRESSIONS, help="how gradients travel; changes results")
@@ -227,8 +227,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     args = parse_args(parser, argv)
     above_0 = ["epochs", "batch_size", "lr", "image_size", "accumulate", "timeout", "keep"]
-    above_0 += ["bucket_mb"]
-    above_0 += [name for name in ("save_every", "threads") if getattr(args, name) is not None]
+    optional = ("save_every", "bucket_mb", "threads")
+    above_0 += [name for name in optional if getattr(args, name) is not None]
     for name in above_0:
         if not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name} {getattr(args, name)}, expected a number above 0")

@@ -29,6 +29,7 @@ except ImportError:  # copied next to a script
 
 
 COMPRESSIONS = ("fp16", "bf16", "powersgd")
+_ONE_BUCKET_MB = 1 << 20
 
 
 def set_seed(seed: int, rank: int = 0) -> None:
@@ -69,7 +70,7 @@ def wrap(
     compile: bool = False,
     sync_bn: bool = False,
     find_unused_parameters: bool = False,
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     bucket_view: bool = True,
     static_graph: bool = False,
     compress: str | None = None,
@@ -80,8 +81,9 @@ def wrap(
     compile is torch.compile in place: the names of the parameters stay as they are. sync_bn
     takes BatchNorm's statistics over all ranks; it raises TrainingError on a CPU.
     find_unused_parameters lets a step leave parameters out, for a search of the graph each step.
-    bucket_mb MiB of gradients are exchanged in one piece. bucket_view: .grad is the memory that
-    is exchanged, one copy less. static_graph: every step uses the same parameters, in one order.
+    bucket_mb MiB of gradients are exchanged in one piece (None: 1 MiB first, then 25). bucket_view:
+    .grad is the memory that is exchanged, one copy less. static_graph: every step uses the same
+    parameters, in one order.
     compress: gradients travel as one of COMPRESSIONS; see compress_gradients.
     """
     if sync_bn:
@@ -91,6 +93,10 @@ def wrap(
                 "Leave --sync_bn out: each rank then normalises with its own images."
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if compress == "powersgd" and dist.get_backend(group) == "gloo":
+        # Its second and third exchange begin in gloo's threads: with several buckets, ranks would
+        # exchange them in different orders.
+        bucket_mb = _ONE_BUCKET_MB
     model = DDP(
         place(model, device, channels_last=channels_last, compile=compile),
         device_ids=[device] if device.type == "cuda" else None,  # a CPU model must have none

@@ -262,10 +262,12 @@ def start():
 
 def test_a_job_on_this_host_by_its_name_runs_here(monkeypatch):
     ran = []
-    monkeypatch.setattr(cli, "run_local", lambda commands, timeout: ran.append((commands, timeout)))
+    monkeypatch.setattr(
+        cli, "run_local", lambda commands, *options: ran.append((commands, options))
+    )
     assert launch("--hosts", f"{socket.gethostname()}:2", "--run", "--timeout", "5", SCRIPT) == 0
-    ((commands, timeout),) = ran
-    assert timeout == 5.0
+    ((commands, options),) = ran
+    assert options == (5.0, True)  # seconds, echo
     assert commands[0].argv[-2:] == ("--nproc-per-node=2", SCRIPT)
 
 

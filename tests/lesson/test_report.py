@@ -129,8 +129,8 @@ def test_a_place_is_shown_for_cells_own_files_and_this_package_only(tmp_path):
         "line 2 of the cell: x = 1",
         "line 3 of an earlier cell, in f: return 1 / 0",
         "mine.py line 3, in train: step()",
-        'ddp_helpers/worker/network.py, in free_port: """Names, addresses, interfaces and ports'
-        " of this machine: standard library only.",
+        'ddp_helpers/worker/network.py, in free_port: """Names, addresses, interfaces, ports; and'
+        " answers that may never come: standard library only.",
     ]
 
 

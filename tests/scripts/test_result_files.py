@@ -24,10 +24,9 @@ run(train_resnet, "train", "--use_syn", "--image_size=16", "--epochs=1")
 
 
 def files(folder):
-    """The text of each file in folder, without the one figure that no second run repeats."""
-    return {
-        path.name: re.sub('"images_per_s": .*', "", path.read_text()) for path in folder.iterdir()
-    }
+    """The text of each file in folder, without the figures that no second run repeats."""
+    changing = '"(images_per_s|memory_mb)": .*'
+    return {path.name: re.sub(changing, "", path.read_text()) for path in folder.iterdir()}
 
 
 @pytest.mark.launcher

@@ -50,6 +50,14 @@ def test_the_sources_options_work_as_typed_there():
     assert (args.batch_size, args.arch) == (8192, "resnet152")
 
 
+@pytest.mark.launcher
+def test_powersgd_trains_equal_replicas(tmp_path):
+    """Compressed from step 11 on: in gloo's threads, exchanges of two buckets would cross."""
+    options = ("--image_size", "16", "--epochs", "1", "--compress", "powersgd")
+    results = launch_here("torchrun", MODULE, *options, result_dir=tmp_path)
+    assert len({one["parameters"] for one in results}) == 1
+
+
 @pytest.mark.parametrize("name", ["--local_rank=1", "--local-rank=1"])
 def test_B05_what_torch_distributed_launch_adds_is_accepted(name):
     """--local-rank is not known.
